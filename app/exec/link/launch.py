@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
@@ -10,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -77,10 +75,11 @@ def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> 
     Raises:
         SupervisorUnreachable: They do not come up.
     """
-    with _locked(folder_fd, _START_LOCK):
+    with linux.opened(_START_LOCK, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if _answers(folder_fd):
             return
-        if not _free(folder_fd, layout.KEEPER_LOCK):
+        if kept(folder_fd):
             # Its supervisor is being replaced, or both are about to end.
             time.sleep(0.01)
             return
@@ -104,22 +103,6 @@ def _answers(folder_fd: int) -> bool:
     try:
         connect(folder_fd).close()
     except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _locked(folder_fd: int, name: str) -> Generator[None]:
-    with linux.opened(name, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-
-
-def _free(folder_fd: int, name: str) -> bool:
-    try:
-        with linux.opened(name, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as fd:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
         return False
     return True
 

@@ -26,7 +26,7 @@ def now() -> float:
 
 
 class Timer:
-    """A call that is due later; `cancel` is the only thing to do with it."""
+    """A call that is due later."""
 
     __slots__ = ("_loop", "call")
 
@@ -41,9 +41,9 @@ class Timer:
 
 
 class Loop:
-    """Calls what is registered for descriptors, timers and other threads' messages.
+    """Runs the callbacks of descriptors, timers and other threads, all on one thread.
 
-    Whatever is built on a loop has its methods called on the loop's thread, unless it says otherwise.
+    Methods of objects that use a loop are called on its thread, unless their docstring says otherwise.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Loop:
         self.watch(self._bell, self._rung)
 
     def watch(self, fd: int, ready: Ready, events: int = IN) -> None:
-        """Call `ready(events)` whenever `fd` has one of `events`, or hung up."""
+        """Call `ready(events)` whenever `fd` has one of `events`, or was hung up."""
         self._epoll.register(fd, events)
         self._ready[fd] = ready
 
@@ -66,7 +66,7 @@ class Loop:
         self._epoll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
-        """Stop watching; to be called before `fd` is closed."""
+        """Stop watching `fd`; call this before closing it."""
         if self._ready.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -84,7 +84,7 @@ class Loop:
         return self.at(now() + seconds, call)
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have the loop's thread call this soon; the one method other threads may use."""
+        """Call this soon on the loop's thread. Other threads may use this method only."""
         self._posted.append(call)
         os.eventfd_write(self._bell, 1)
 
@@ -92,32 +92,32 @@ class Loop:
         self._stopped = True
 
     def run(self) -> None:
-        """Serve until `stop`. An exception of a callee ends the loop: a state we do not understand."""
+        """Serve until `stop`. An exception in a callback ends the loop, because the state is then unknown."""
         poll = self._epoll.poll
         ready = self._ready
         while not self._stopped:
             for fd, events in poll(self._wait(), 128):
                 call = ready.get(fd)
-                # Whatever is begun after the end is nobody's.
+                # No callback runs after `stop`.
                 if call is not None and not self._stopped:
                     call(events)
 
     def _wait(self) -> float:
         while self._timers:
             when, _, timer = self._timers[0]
-            if timer.call is not None:
-                left = when - now()
-                if left > 0:
-                    # epoll does not count time asleep, and takes no more than some weeks.
-                    return min(left, _LONGEST_S)
-                heapq.heappop(self._timers)
-                call, timer.call = timer.call, None
-                call()
-                if self._stopped:
-                    return 0
-            else:
+            if timer.call is None:
                 heapq.heappop(self._timers)
                 self.cancelled -= 1
+                continue
+            left = when - now()
+            if left > 0:
+                # epoll does not count suspended time, and its timeout is limited to some weeks.
+                return min(left, _LONGEST_S)
+            heapq.heappop(self._timers)
+            call, timer.call = timer.call, None
+            call()
+            if self._stopped:
+                return 0
         return -1
 
     def _rung(self, _events: int) -> None:

@@ -9,7 +9,7 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Final
 
 _PR_SET_NAME: Final = 15
@@ -64,6 +64,11 @@ def kept(fd: int) -> Generator[int]:
     except BaseException:
         os.close(fd)
         raise
+
+
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def become_subreaper() -> None:

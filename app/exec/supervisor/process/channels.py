@@ -1,4 +1,4 @@
-"""The descriptors between us and one command: made before the fork, named for the keeper."""
+"""The descriptors between supervisor and command: made before the fork, and named for the keeper."""
 
 from __future__ import annotations
 
@@ -24,37 +24,30 @@ NAMES: Final = (OUT, ERR, STDIN, MASTER, INNER, INNER_IN)
 
 @dataclass(slots=True)
 class Channels:
-    """`ours` by name; `child` is what the command gets as 0, 1 and 2, all the same on a terminal."""
+    """`ours` are our ends by name; `child` are the command's 0, 1 and 2, or its one terminal."""
 
     ours: dict[str, int] = field(default_factory=dict[str, int])
     child: list[int] = field(default_factory=list[int])
 
     def close_child(self) -> None:
-        for fd in set(self.child):
-            os.close(fd)
+        linux.close_all(set(self.child))
         self.child.clear()
 
     def close(self) -> None:
         self.close_child()
-        for fd in self.ours.values():
-            os.close(fd)
+        linux.close_all(self.ours.values())
         self.ours.clear()
 
 
 def make(request: StartRequest, limit: int) -> Channels:
-    """Open everything a command needs.
-
-    Raises:
-        Refused: Nine tenths of the descriptors we may have are in use.
-        OSError: The kernel refuses.
-    """
+    """Open the descriptors of a command; raises Refused if 90 % of our descriptor limit is in use."""
     channels = Channels()
     try:
         if request.pty is not None:
             _terminal(channels, request)
         else:
             _pipes(channels, request)
-        # The kernel gives the lowest number that is free: the highest tells how many are in use.
+        # The kernel assigns the lowest free number, so the highest number tells how many are in use.
         full = max([*channels.ours.values(), *channels.child]) >= limit * 9 // 10
     except BaseException:
         channels.close()
@@ -68,16 +61,15 @@ def make(request: StartRequest, limit: int) -> Channels:
 def _terminal(channels: Channels, request: StartRequest) -> None:
     rows, cols = request.pty or (0, 0)
     try:
-        terminal = pty.open_pty(rows, cols, spawn.owner(request))
+        master, slave = pty.open_pty(rows, cols, spawn.owner(request))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        # Else it would be told of a disk.
+        # ENOSPC would be reported as a full disk.
         raise Refused("os_error", "this machine has no terminal left: raise the sysctl kernel.pty.max") from error
-    channels.ours[MASTER] = terminal.master
-    channels.child = [terminal.slave]
+    channels.ours[MASTER], channels.child = master, [slave]
     channels.ours[INNER], channels.ours[INNER_IN] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    channels.ours[STDIN] = os.dup(terminal.master)
+    channels.ours[STDIN] = os.dup(master)
 
 
 def _pipes(channels: Channels, request: StartRequest) -> None:
@@ -107,7 +99,7 @@ def _stdin(channels: Channels, request: StartRequest, owner: tuple[int, int] | N
     with contextlib.suppress(BlockingIOError):
         text = text[os.write(write, text) if text else 0 :]
     if text:
-        # A user with very many pipes gets small ones.
+        # A user with very many pipes gets small pipes.
         if request.keep_stdin_open:
             raise Refused("stdin", f"{len(text)} bytes of stdin do not fit in a pipe here")
         os.close(channels.child.pop())
@@ -117,7 +109,7 @@ def _stdin(channels: Channels, request: StartRequest, owner: tuple[int, int] | N
 
 
 def _give(fd: int, owner: tuple[int, int] | None) -> None:
-    # Who opens /dev/stderr anew needs to own the pipe behind it.
+    # To open /dev/stderr again, a process must own the pipe behind it.
     if owner is not None:
         try:
             os.fchown(fd, *owner)

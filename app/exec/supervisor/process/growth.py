@@ -1,4 +1,4 @@
-"""Who waits for a session to print more: told with the next output, at its end, or when the time is up."""
+"""Requests that wait until a session prints more; each is answered on output, at the end, or at its timeout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER: Final = math.inf
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """One request that is not answered yet; `earliest` is when it may be, `timer` when it will be at the latest."""
+    """A request without its answer; it may be sent from `earliest` on, and is sent when `timer` fires at the latest."""
 
     peer: Peer
     number: object
@@ -39,15 +39,14 @@ class Growth:
         self._by: dict[Peer, dict[object, _Waiter]] = {}
 
     def wait(self, peer: Peer, message: Message, job: Job, more: Message | None = None) -> Message | None:
-        """The answer if it can be given now; else it is sent later, with `more`, unless the peer leaves or withdraws.
+        """The answer if it can be given now; else None, and it is sent later with `more`, unless the peer withdraws.
 
-        Raises:
-            Refused: This peer waits too often, or too many wait for this session.
+        Raises Refused if this peer, or this session, has too many waiting requests.
         """
         beyond = number_of(message, "beyond", 0)
         err = _NEVER if message.get("err_beyond") is None else number_of(message, "err_beyond", 0)
         rest_s = number_of(message, "rest_s", 0.0)
-        # It never rests longer than it waits.
+        # `rest_s` is never longer than the timeout.
         timeout_s = max(rest_s, min(number_of(message, "timeout_s", 30.0), _LONGEST_S))
         rest_s = min(rest_s, timeout_s)
         size, err_size = _sizes(job)
@@ -66,12 +65,12 @@ class Growth:
         return None
 
     def grew(self, job: Job) -> None:
-        """Tell those who waited for as much as the job has printed now."""
+        """Answer the requests that the job's output now fulfils."""
         waiters = self._of.get(job.session_id)
         if not waiters:
             return
         at, (size, err) = now(), _sizes(job)
-        # With each read of output: the most of them wait for more than that, and cost next to nothing.
+        # This runs on each read of output. Most requests wait for more, and cost almost nothing.
         told = [one for one in waiters if not one.due and (size > one.beyond or err > one.err_beyond)]
         for waiter in told:
             if at >= waiter.earliest:
@@ -82,18 +81,18 @@ class Growth:
                 waiter.timer = self._loop.at(waiter.earliest, lambda waiter=waiter: self._tell(waiter))
 
     def ended(self, job: Job) -> None:
-        """Tell everybody who waits for the job: it is over."""
+        """Answer all requests for a job that has ended."""
         for waiter in list(self._of.get(job.session_id, ())):
             self._tell(waiter)
 
     def withdraw(self, peer: Peer, number: object) -> None:
-        """Forget a request; its peer does not want the answer any more."""
+        """Drop a request that its peer has withdrawn."""
         waiter = self._by.get(peer, {}).get(number)
         if waiter is not None:
             self._forget(waiter)
 
     def left(self, peer: Peer) -> None:
-        """Forget what a peer that has gone waited for."""
+        """Drop the requests of a peer that has left."""
         for waiter in list(self._by.get(peer, {}).values()):
             self._forget(waiter)
 
@@ -106,7 +105,7 @@ class Growth:
         ours = self._by.get(waiter.peer, {})
         ours.pop(waiter.number, None)
         if not ours:
-            # Also of a peer that had left before: what it wrote may be answered after that.
+            # The peer may have left already: its write may be answered later.
             self._by.pop(waiter.peer, None)
         others = self._of.get(waiter.job.session_id, [])
         if waiter in others:
@@ -116,13 +115,13 @@ class Growth:
 
 
 def sizes(job: Job) -> Message:
-    """How much a job has printed, and whether it is over."""
+    """How much a job has printed, and whether it has ended."""
     size, err = _sizes(job)
     return {"size": size, "err_size": err, "ended": job.record is not None}
 
 
 def of_record(status: Message) -> Message:
-    """The same of a session without a job, by its status."""
+    """The same for a session without a job, from its status."""
     record: Message = status.get("record") or {}
     return {"size": record.get("bytes_total", 0), "err_size": record.get("err_bytes_total", 0), "ended": True}
 

@@ -1,4 +1,4 @@
-"""Input on its way to a command: each write once, as much as the command takes in time."""
+"""Input for a command: each write happens once, as far as the command reads it in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shellback.exec.supervisor.process import pty
 from shellback.exec.wire.protocol import Refused
 
 WAIT_S: Final = 1.0
-"""How long a full pipe or terminal may keep a write waiting."""
+"""How long a write waits for a full pipe or terminal."""
 KEYS: Final = 256
 PENDING: Final = 64
 
@@ -41,8 +41,8 @@ class _Write:
 class Input:
     """The write end of a command's stdin, or its terminal.
 
-    An outcome is `{"accepted": bytes taken, "total": bytes asked, "eof": end was sent, "closed":
-    nobody reads any more}`. The outcomes of the last keys are kept: a key never writes twice.
+    An outcome is `{"accepted": bytes written, "total": bytes asked for, "eof": end of input was sent, "closed": no
+    process reads any more}`. The outcomes of the last `KEYS` keys are kept, so a key never writes twice.
     """
 
     def __init__(self, loop: Loop, fd: int, *, terminal: bool, closed: Callable[[], None]) -> None:
@@ -56,10 +56,9 @@ class Input:
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
 
     def write(self, data: bytes, *, eof: bool, key: str, told: Told, again: bool = False) -> None:
-        """Write and tell the outcome, at most WAIT_S later; `again` only tells that of an earlier write.
+        """Write, and pass the outcome to `told` within WAIT_S; `again` only asks for the outcome of an earlier write.
 
-        Raises:
-            Refused: Input has been closed, too many writes wait, or there was no earlier write.
+        Raises Refused if the input is closed, too many writes wait, or there was no earlier write.
         """
         known = self._outcomes.get(key) if key else None
         if known is not None:
@@ -77,7 +76,7 @@ class Input:
             raise Refused("busy", f"{PENDING} writes are waiting")
         write = _Write(data, eof, key, [told])
         if eof and self._terminal:
-            # Behind an unfinished line the first only hands that line over.
+            # After an unfinished line, the first VEOF only submits that line.
             end = pty.end_of_file(self._fd) * (1 if data[-1:] in {b"", b"\n"} else 2)
             write.data, write.extra = data + end, len(end)
         self._queue.append(write)
@@ -87,7 +86,7 @@ class Input:
             write.timer = self._loop.after(WAIT_S, lambda: self._expire(write))
 
     def between(self, act: Callable[[Callable[[], None]], None]) -> None:
-        """Have `act` write between two writes: none goes on before it calls back. Not where too many wait."""
+        """Run `act` between two writes; the next one waits until it calls back. Skipped if too many writes wait."""
         if self._open and len(self._queue) < PENDING:
             self._queue.append(_Write(b"", eof=False, key="", told=[], act=act))
             if len(self._queue) == 1:
@@ -126,7 +125,7 @@ class Input:
         self._watch(wanted=False)
 
     def _watch(self, *, wanted: bool) -> None:
-        # The terminal's descriptor is already watched for its output, so its input has a dup.
+        # The terminal's descriptor is watched for output already, so input uses a dup.
         if wanted and not self._watched:
             self._loop.watch(self._fd, self._pump, OUT)
         elif not wanted and self._watched:
@@ -158,7 +157,7 @@ class Input:
             tell(outcome)
 
     def awaited(self) -> tuple[int, int] | None:
-        """Device and inode of the pipe that somebody may wait for; None where it is not empty, or closed."""
+        """Device and inode of the pipe if a reader may wait for it; None if it has data or is closed."""
         if not self._open or self._terminal:
             return None
         if struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]:
@@ -167,7 +166,7 @@ class Input:
         return found.st_dev, found.st_ino
 
     def close(self) -> None:
-        """Close our end; writes that wait are told."""
+        """Close our end and tell the outcome of waiting writes."""
         if self._open:
             self._open = False
             self._watch(wanted=False)

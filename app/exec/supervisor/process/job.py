@@ -20,12 +20,12 @@ TIMEOUT = "timeout"
 ITSELF = "itself"
 LOSSES = "losses"
 COVERED = "covered"
-"""What has to stay covered: on record in a file of its own."""
+"""The covers of the job's sandbox; they are stored in `laid.json`."""
 
 
 def target_of(record: ExitRecord) -> Target:
-    """The tree of a session that has ended, as far as it can still be told from strangers."""
-    # Where it ended within the tick it began in, no witness counts: a stranger may have begun in that tick too.
+    """The process tree of an ended session, as far as it can be told from other processes."""
+    # If it ended in the tick it began in, no process proves the number: another one may have begun in that tick.
     init = record["init"]
     return Target(
         record["session_id"],
@@ -40,11 +40,10 @@ def target_of(record: ExitRecord) -> Target:
 class Job:
     """A session while it has a process or an open stream.
 
-    `notes` is what a later supervisor needs and is kept in `running.json`; `start` is in ticks since
-    boot, `began` in seconds since boot; `over` once the process has gone; `known` is the last tick at which
-    the number was seen to be the process's. An adopted job is not our child: the keeper waits for it.
-    `init` is pid and start of the first process of its PID namespace while that is there, `launching` what is to be
-    told once it has a process at all.
+    `notes` are what a later supervisor needs; they are kept in `running.json`. `start` is in ticks since boot, `began`
+    in seconds since boot. `over`: the process has ended. `known` is the last tick at which the pid belonged to the
+    process. An adopted job is a child of the keeper, not ours. `init` is pid and start of the first process of its PID
+    namespace, while that exists. `launching` are callbacks for the moment when it has a process.
     """
 
     session_id: str
@@ -72,14 +71,14 @@ class Job:
         return Target(self.session_id, self.pid, self.start, max(self.start, self.known), self.init)
 
     def when_launched(self, then: Callable[[], None]) -> bool:
-        """Call `then` later if it has no process yet; whether that is so."""
+        """If the job has no process yet, call `then` once it has one, and return True."""
         if self.launching is None:
             return False
         self.launching.append(then)
         return True
 
     def look(self) -> None:
-        """See whether the process still has its number: a zombie has, what the keeper has reaped may have not."""
+        """Check that the pid still belongs to the process: it does for a zombie, but maybe not once it is reaped."""
         before = procfs.ticks() - 1
         with contextlib.suppress(OSError):
             found = procfs.read(self.pid)
@@ -101,7 +100,7 @@ class Job:
         }
 
     def status(self) -> Message:
-        """What a client is told about a session that has not ended."""
+        """The status of a session that has not ended, for clients."""
         return {
             "state": "running",
             "session_id": self.session_id,
@@ -124,7 +123,7 @@ class Job:
         return found | ({"uncounted": True} if any(log.uncounted for log in self.logs) else {})
 
     def end(self, boot_id: str, **how: Any) -> ExitRecord:
-        """The record of the end; `how` has the state and what else is known."""
+        """The exit record; `how` has the state and the other known fields."""
         sizes = [(log.size, log.dropped) for log in self.logs] + [(0, 0)] * 2
         duration = max(0.0, now() - self.notes["began"]) if "began" in self.notes else 0.0
         record: Message = {

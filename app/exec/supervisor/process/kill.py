@@ -1,9 +1,8 @@
-"""Ending whole trees of processes: SIGTERM, a grace, SIGKILL, until two looks in a row find nothing.
+"""Ends process trees: SIGTERM, a grace period, SIGKILL, until two scans of /proc in a row find no process.
 
-A shell that somebody types into ignores SIGTERM: it also gets the SIGHUP that its terminal's end would bring.
-
-Whoever is signalled is ours by what /proc says now, and is signalled through a descriptor whose
-start time was compared. Looking happens in a thread; one look serves every tree.
+An interactive shell ignores SIGTERM, so it also gets the SIGHUP that the end of its terminal would send. A process is
+signalled only if /proc says now that it belongs to the tree, and through a pidfd whose start time was compared.
+A thread does the scans; one scan serves all trees.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ Done = Callable[[list[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The main process of a tree and the marker its members carry.
+    """The main process of a tree, and the marker of its members.
 
-    `known` is the last tick at which the main process was there, so that its number was its session's. `init` is pid
-    and start of the first process of its PID namespace, if it has one: nothing leaves that, and it ends with that.
+    `known` is the last tick at which the pid belonged to the main process. `init` is pid and start of the first process
+    of its PID namespace, if it has one: no process leaves the namespace, and all end with its first process.
     """
 
     session_id: str
@@ -44,15 +43,15 @@ class Target:
 
     @property
     def since(self) -> int:
-        """Nothing of the tree is older, in ticks since boot."""
+        """No process of the tree is older, in ticks since boot."""
         return self.start if self.init is None else min(self.start or self.init[1], self.init[1])
 
 
 def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | None], spare: set[int]) -> list[int]:
     """Pids of the living processes of a tree.
 
-    Its own are its session, while that is still the one that the main process led, every bearer of
-    the marker, and everything below these.
+    These are the POSIX session that the main process led (if the number still means that one), every process with the
+    marker, and the descendants of both.
     """
     if target.init is not None:
         return _inside(target, target.init, procs, spare)
@@ -68,16 +67,16 @@ def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | N
 
 
 def _inside(target: Target, init: tuple[int, int], procs: list[procfs.Proc], spare: set[int]) -> list[int]:
-    # Whoever was orphaned in there is the first process's child; that itself is no member: it only waits.
+    # Orphans in the namespace are children of its first process. That process only waits, and is no member.
     roots = {proc.pid for proc in procs if (proc.pid, proc.start) in {init, (target.pid, target.start)}}
     tree = procfs.with_descendants(roots, procs) - spare - {init[0]}
     return [proc.pid for proc in procs if proc.pid in tree and proc.alive]
 
 
 def holds_number(target: Target, procs: list[procfs.Proc]) -> bool:
-    """Whether the session of that number is the target's: someone has been in it since it was.
+    """Whether the POSIX session with this number is the target's: a member started while the target had the number.
 
-    Without such a witness the number may have been given to a stranger, whose leader may be gone too.
+    Without such a member, the number may belong to another session by now, whose leader may have ended too.
     """
     return target.pid > 1 and any(
         proc.sid == target.pid and target.start <= proc.start <= target.known for proc in procs
@@ -98,7 +97,7 @@ class _Ladder:
 
 
 class _Order(NamedTuple):
-    """A signal for a whole tree, once."""
+    """One signal for a whole tree."""
 
     target: Target
     number: int
@@ -107,7 +106,7 @@ class _Order(NamedTuple):
 
 @dataclass(slots=True)
 class _Wanted:
-    """What one look is for: trees that are being ended, signals, and who asks which sessions there are."""
+    """The purposes of one scan: trees to end, signals to send, and callers that ask which sessions exist."""
 
     names: set[str] = field(default_factory=set[str])
     orders: list[_Order] = field(default_factory=list[_Order])
@@ -115,7 +114,7 @@ class _Wanted:
 
 
 class Killer:
-    """Runs any number of ladders on the loop; each ends in `done(survivors)`."""
+    """Ends any number of trees at a time; each ends in `done(survivors)`."""
 
     def __init__(self, loop: Loop, spare: Callable[[], set[int]]) -> None:
         self._loop = loop
@@ -125,13 +124,13 @@ class Killer:
         self._wanted = _Wanted()
         self._markers: dict[tuple[int, int], str | None] = {}
         self._todo: queue.SimpleQueue[tuple[_Wanted, int]] = queue.SimpleQueue()
-        # Started now: there may be no room for a thread when a tree has to be ended for that.
+        # Started now: later there may be no room for a thread, which may be why a tree has to be ended.
         threading.Thread(target=self._run, name="look", daemon=True).start()
 
     def kill(self, target: Target, grace_s: float, done: Done, first: Callable[[], None] = lambda: None) -> None:
-        """End a tree; `first()` is called before the first signal, which may never be sent.
+        """End a tree; `first()` is called before the first signal, if one is sent.
 
-        A second call for the same tree joins the first and can only make it faster.
+        A second call for the same tree joins the first, and can only shorten its grace period.
         """
         ladder = self._ladders.get(target.session_id)
         until = now() + grace_s
@@ -150,12 +149,12 @@ class Killer:
             self._look(ladder)
 
     def signal(self, target: Target, number: int, done: Callable[[], None]) -> None:
-        """Signal every process of a tree that one look finds, then `done()`."""
+        """Signal every process of a tree that one scan finds, then call `done()`."""
         self._wanted.orders.append(_Order(target, number, done))
         self._ask()
 
     def bearers(self, done: Callable[[set[str]], None]) -> None:
-        """Tell the sessions whose marker some process bears."""
+        """Pass the sessions whose marker some process has to `done`."""
         self._wanted.censuses.append(done)
         self._ask()
 
@@ -190,7 +189,7 @@ class Killer:
             try:
                 self._scan(wanted, since)
             except OSError:
-                # No descriptor just now: a start lowers our limit for a moment.
+                # No descriptor now: a start lowers our limit for a moment.
                 time.sleep(_NO_LOOK_S)
                 self._todo.put((wanted, since))
 
@@ -201,7 +200,7 @@ class Killer:
         markers: dict[int, str | None] = {}
         for proc in procs:
             key = proc.pid, proc.start
-            # A process that dropped the marker by a later exec keeps the one that was seen.
+            # A later exec may remove the marker: the one seen before counts.
             known[key] = markers[proc.pid] = procfs.marker(proc.pid) or self._markers.get(key)
         self._loop.post(lambda: self._looked(wanted, began, procs, markers, known))
 
@@ -250,7 +249,7 @@ class Killer:
         if not ladder.signalled:
             ladder.first()
         if ladder.number == signal.SIGKILL and ladder.target.init is not None:
-            # The kernel ends the whole namespace with it, whoever is being born in there included.
+            # The kernel ends the whole namespace with it, including processes that are being forked.
             self._signal(ladder, *ladder.target.init)
         for proc in found:
             self._signal(ladder, proc.pid, proc.start, hangs_up=proc.hangs_up)
@@ -265,7 +264,7 @@ class Killer:
             try:
                 fd = procfs.open_pidfd(pid, start)
             except OSError:
-                # Too many at once; the next look finds it again.
+                # Too many descriptors; the next scan finds it again.
                 return
             if fd is None:
                 return
@@ -277,7 +276,7 @@ class Killer:
             if ladder.number == signal.SIGTERM:
                 if hangs_up:
                     procfs.send(fd, signal.SIGHUP)
-                # A stopped process hears nothing else before it goes on.
+                # A stopped process handles signals only after SIGCONT.
                 procfs.send(fd, signal.SIGCONT)
         except PermissionError:
             return
@@ -291,7 +290,7 @@ class Killer:
 
     def _finish(self, ladder: _Ladder, survivors: list[int]) -> None:
         del self._ladders[ladder.target.session_id]
-        # Asked for while the last look was on its way.
+        # It may have been requested during the last scan.
         self._wanted.names.discard(ladder.target.session_id)
         if ladder.timer is not None:
             ladder.timer.cancel()

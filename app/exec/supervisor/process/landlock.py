@@ -1,18 +1,17 @@
-"""A fence for commands on the host, where no sandbox is: they write only where they may. Opt-in, and no isolation.
+"""A Landlock fence for commands of the backend `host`: they write only to allowed paths. Opt-in, and no isolation.
 
-What it holds: files and directories elsewhere can be neither written, emptied, made, renamed, linked nor removed, also
-through links, `/proc` or bind of a socket; device files elsewhere take no ioctl. `mount` is refused, set-uid programs
-give nothing (no_new_privs), processes from before the fence cannot be traced. From ABI 6 (Linux 6.12) on, processes
-outside cannot be signalled and abstract sockets outside not be reached. Each command is behind a fence of its own, so
-this includes other commands: one cannot signal the server that another has started, only its keeper outside can.
+Blocked: elsewhere, writing, truncating, making, renaming, linking and removing files and directories, also through
+links, `/proc` or bind of a socket; ioctl on device files elsewhere; `mount`; rights from set-uid programs
+(no_new_privs); tracing processes from before the fence. From ABI 6 (Linux 6.12) on also: signals to processes outside,
+and abstract sockets outside. Each command has its own fence, so a command cannot signal a process of another command;
+the supervisor, outside, can.
 
-What it does not hold: reading and executing everything that the user may; mode, owner, times and extended attributes
-of files elsewhere; descriptors that were open before; TCP, UDP and every other network, left alone on purpose; unix
-sockets with a path, and so whatever a container or credential daemon does on request; memory, processes and disk.
-Before ABI 6 signals and abstract sockets as well. Sources: landlock(7); Documentation/userspace-api/landlock.rst of the
-kernel, "Current limitations"; tests/hostile/test_landlock.py has each of these.
+Not blocked: reading and executing; mode, owner, times and extended attributes of files elsewhere; descriptors opened
+before; all networks; unix sockets with a path, and so the actions of container and credential daemons; use of memory,
+processes and disk. Before ABI 6 also signals and abstract sockets. Sources: landlock(7);
+Documentation/userspace-api/landlock.rst of the kernel, "Current limitations"; tests/hostile/test_landlock.py.
 
-Below ABI 3 (Linux 6.2) any file could be emptied through the fence, so it is refused there.
+Below ABI 3 (Linux 6.2) any file could be truncated through the fence, so it is refused there.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from shellback.exec.wire import linux
 
 NEEDED: Final = 3
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-"""Written by programs that mean no file; what of them there is, is always writable."""
+"""Device files that are always writable, if they exist."""
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION: Final = 1
@@ -49,12 +48,12 @@ _NOWHERE: Final = _MAKE_CHAR | _MAKE_BLOCK
 
 
 def abi() -> int:
-    """What this kernel has of Landlock, 0 for nothing."""
+    """The Landlock ABI of this kernel; 0 without Landlock."""
     return max(int(linux.libc.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)), 0)
 
 
 def refusal() -> str | None:
-    """Why commands cannot be fenced here and what would change it, None where they can."""
+    """Why commands cannot be fenced here, and the remedy; None if they can."""
     version = abi()
     if version == 0:
         return "this kernel has no Landlock: it needs CONFIG_SECURITY_LANDLOCK, and landlock in lsm= at boot"
@@ -64,12 +63,9 @@ def refusal() -> str | None:
 
 
 def ruleset(writable: Sequence[str]) -> int:
-    """A descriptor for `fence`: writing only beneath these files and directories, and to `DEVICES`.
+    """A descriptor for `fence`: allows writing beneath these files and directories, and to `DEVICES`.
 
-    Paths have to be real ones, so that nobody who may write there can put a link to another place in their stead.
-
-    Raises:
-        OSError: EOPNOTSUPP where there is no fence, ELOOP for a path with a link in it, or a path cannot be opened.
+    Raises OSError: EOPNOTSUPP without Landlock, ELOOP if a path contains a symlink, or a path cannot be opened.
     """
     why = refusal()
     if why is not None:
@@ -88,12 +84,9 @@ def ruleset(writable: Sequence[str]) -> int:
 
 
 def fence(fd: int) -> None:
-    """Put the calling thread, and all that it will start, behind a `ruleset`. Nothing takes it back.
+    """Put the calling thread and its future children behind a `ruleset`, for good; for a forked child before exec.
 
-    Two system calls, for a forked child before exec; the user may have been changed before or is changed after.
-
-    Raises:
-        OSError: The kernel refuses, as it does behind 16 other fences.
+    Raises OSError if the kernel refuses, as it does behind 16 other fences.
     """
     linux.checked(linux.libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     linux.checked(linux.libc.syscall(_RESTRICT, fd, 0))

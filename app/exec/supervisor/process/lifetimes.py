@@ -1,4 +1,4 @@
-"""The end of what was to run no longer than a turn, or a conversation: those that run, and what ended ones left."""
+"""Ends sessions whose lifetime, a turn or a conversation, is over, and the survivors of ended sessions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _REMEMBERED: Final = 4096
 
 
 class Lifetimes:
-    """All of its methods run on the loop's thread.
-
-    `kill` ends a job's tree, `ended` is the record of a session that has one.
-    """
+    """`kill` ends a job's tree; `ended` gives the exit record of a session, if it has one."""
 
     def __init__(
         self,
@@ -42,13 +39,13 @@ class Lifetimes:
         self._left: OrderedDict[str, Message] = OrderedDict()
 
     def leaves(self, job: Job) -> None:
-        """Remember an ended job of which something lives on; it may have dropped the marker it is found by else."""
+        """Remember an ended job with survivors: these may have removed the marker by which they are found."""
         self._left[job.session_id] = job.notes
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
 
     def expire(self, lifetime: str, owner: str, told: Callable[[list[str]], None]) -> None:
-        """End the trees of all that has this lifetime and owner; `told` gets their sessions once that is begun."""
+        """Start to end the trees of all sessions with this lifetime and owner; `told` gets these sessions."""
 
         def mine(notes: Message) -> bool:
             if lifetime == TURN:
@@ -61,16 +58,16 @@ class Lifetimes:
         names = [job.session_id for job in found]
         left = {name for name, notes in self._left.items() if mine(notes)}
         self._killer.bearers(
-            # Those that run may have ended meanwhile.
+            # Running sessions may have ended meanwhile.
             lambda bearers: told(names + self._end_rest(sorted((left | bearers) - set(names)), mine))
         )
 
     def _end_rest(self, names: Iterable[str], mine: Callable[[Message], bool]) -> list[str]:
-        """End what is left of those of the sessions that have ended and are meant."""
+        """End the survivors of those sessions that have ended and are `mine`."""
         found: list[str] = []
         for name in names:
             job = self._jobs.get(name)
-            # A marker is what a process says of itself.
+            # A process can forge its marker.
             if (job is not None and job.record is None) or not SESSION_ID.match(name):
                 continue
             notes = self._left.get(name) or self._records.running(name) or {}

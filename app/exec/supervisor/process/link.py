@@ -1,8 +1,8 @@
 """Messages between keeper and supervisor, with descriptors, over one sequenced-packet socket.
 
-To the keeper: `hold` (session, names of the descriptors that come along, notes), `drop` (session,
-names, or all), `answer` (session, answers to what its terminal was asked), `forget` (numbers of wait statuses),
-`ping`. From it: `ended`, `pong`, and the orders of whoever runs it as a service: `end` and `retire`.
+To the keeper: `hold` (session, names of the attached descriptors, notes), `drop` (session, names, or all), `answer`
+(session, answers to terminal queries), `forget` (numbers of wait statuses), `ping`. From the keeper: `ended`, `pong`,
+and the orders of the service manager: `end` and `retire`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PING_S: Final = 2.0
 
 @dataclass(slots=True)
 class Held:
-    """What the keeper has of one session: descriptors by name, and the supervisor's notes."""
+    """What the keeper holds for one session: descriptors by name, and the supervisor's notes."""
 
     fds: dict[str, int] = field(default_factory=dict[str, int])
     notes: Message = field(default_factory=dict[str, object])
     answered: int = 0
-    """Up to where in its output the questions to its terminal have been answered."""
+    """The offset in the output up to which terminal queries have been answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that the keeper reaped: identity and wait status as waitid gave it.
+    """A process that the keeper reaped; `code` and `status` are as waitid gave them.
 
-    `known` is the last tick at which the number was its own for certain.
+    `known` is the last tick at which the pid certainly belonged to it.
     """
 
     number: int
@@ -59,7 +59,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(link: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Send one message; the receiver has it, and the descriptors, even if we are gone by then."""
+    """Send one message; the receiver gets it and the descriptors even if we end at once."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if fds:
         socket.send_fds(link, [data], fds)
@@ -68,36 +68,32 @@ def send(link: socket.socket, message: Message, fds: list[int] | None = None) ->
 
 
 def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message, or None when the other side has gone.
-
-    Raises:
-        BlockingIOError: There is none now.
-    """
+    """The next message, or None when the other side has gone; raises BlockingIOError if there is none now."""
     try:
         data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
     except ConnectionResetError:
-        # Said once when the other side went without having read everything; what it sent is still there.
+        # The other side ended with unread data. This error comes once; what it sent can still be read.
         data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
     for fd in fds:
-        # What is held must not reach a command that a later supervisor starts by fork and exec.
+        # Held descriptors must not be inherited by commands of a later supervisor.
         os.set_inheritable(fd, False)
     return (cast("Message", json.loads(data)), fds) if data else None
 
 
 @dataclass(slots=True)
 class Legacy:
-    """What the keeper has for a supervisor that starts: a line to it, and what the last one left."""
+    """What the keeper gives to a starting supervisor: a line to the keeper, and what the last supervisor left."""
 
     keeper: int
     line: socket.socket
     held: dict[str, Held] = field(default_factory=dict[str, Held])
     dead: list[Dead] = field(default_factory=list[Dead])
     failures: int = 0
-    """Supervisors that have ended one shortly after the other before this one."""
+    """How many supervisors before this one failed shortly after one another."""
 
 
 class Line:
-    """The supervisor's end of the line to its keeper; `pid` is None once that is gone."""
+    """The supervisor's end of the line to its keeper; `pid` is None once the keeper has ended."""
 
     def __init__(self, loop: Loop, legacy: Legacy, ended: Callable[[Dead], None], gone: Callable[[], None]) -> None:
         self.pid: int | None = legacy.keeper
@@ -114,11 +110,7 @@ class Line:
         loop.watch(self._socket.fileno(), self._ready, IN)
 
     def send(self, message: Message, fds: list[int]) -> None:
-        """Send now; without a keeper nothing is held.
-
-        Raises:
-            TimeoutError: The keeper does not read.
-        """
+        """Send now, unless there is no keeper; raises TimeoutError if the keeper does not read."""
         if self.pid is None:
             return
         try:
@@ -133,7 +125,7 @@ class Line:
             self._lose()
 
     def send_soon(self, message: Message) -> None:
-        """Send now or when the keeper reads again, in the order of the calls."""
+        """Send now, or when the keeper reads again; messages keep their order."""
         if self.pid is None:
             return
         self._unsent.append(message)
@@ -151,16 +143,16 @@ class Line:
             self._loop.after(0.01, self._send_unsent)
 
     def drop(self, session_id: str, names: list[str] | None = None) -> None:
-        """Have the keeper close what it holds of a session, all of it without `names`."""
+        """Have the keeper close these descriptors of a session; without `names`, all of them."""
         self.send_soon({"op": "drop", "session": session_id, "names": names})
 
     def forget(self, dead: list[Dead]) -> None:
-        """Have the keeper forget wait statuses that are on record, or of no interest."""
+        """Have the keeper forget wait statuses that are recorded or not needed."""
         for first in range(0, len(dead), _BATCH):
             self.send_soon({"op": "forget", "numbers": [one.number for one in dead[first : first + _BATCH]]})
 
     def catch_up(self) -> list[Dead]:
-        """Ends the keeper has seen up to now and not told yet; blocks for a moment."""
+        """Ends that the keeper has seen and not told yet; blocks for 2 s at most."""
         dead: list[Dead] = []
         self.send_soon({"op": "ping"})
         self._socket.settimeout(_PING_S)
@@ -182,7 +174,7 @@ class Line:
         return dead
 
     def when_told(self, then: Callable[[], None]) -> None:
-        """Call `then` once everything the keeper has reaped up to now has been told, or it is gone."""
+        """Call `then` once the keeper has told everything that it has reaped so far, or has ended."""
         if self.pid is None:
             then()
             return
@@ -205,7 +197,7 @@ class Line:
                 self._asked.popleft()()
 
     def _order_later(self, order: str) -> None:
-        # While a supervisor recovers, there is nobody yet to carry it out.
+        # During recovery `ordered` is not set yet.
         self._loop.after(0.0, lambda: self.ordered(order))
 
     def _lose(self) -> None:

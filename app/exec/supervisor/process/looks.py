@@ -1,7 +1,7 @@
-"""What a session does at this moment: its terminal, and who waits for input.
+"""What a session does at this moment: its terminal, and which process waits for input.
 
-Processes are looked at in a thread of its own. One that makes the kernel wait holds up that thread and no more:
-until it has come back, looks tell what can be told without it.
+A separate thread inspects processes. A process that makes the kernel wait blocks only that thread; until it returns,
+looks answer without it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from shellback.exec.wire.fields import Message
 
 _PATIENCE_S: Final = 0.5
 _PEER: Final = 0x5441
-"""TIOCGPTPEER of Linux: the other end of a terminal, in whatever namespace it is; the module has no name for it."""
+"""TIOCGPTPEER: opens the other end of a terminal in whatever namespace it is."""
 
 Told = Callable[[Message], None]
 
 
 class Looks:
-    """All of its methods but `_run` run on the loop's thread."""
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._todo: queue.SimpleQueue[tuple[Callable[[], Reader], Callable[[Reader], None]]] = queue.SimpleQueue()
@@ -42,7 +40,7 @@ class Looks:
         threading.Thread(target=self._run, name="readers", daemon=True).start()
 
     def look(self, job: Job, told: Told) -> None:
-        """Tell what a running job does, within half a second; once, and later than this call or in it."""
+        """Pass what a running job does to `told`, once, now or within half a second."""
         look: Message = {
             "pid": job.pid,
             "quiet_s": max(0.0, now() - max((log.grown_at for log in job.logs), default=now())),
@@ -65,7 +63,7 @@ class Looks:
         roots = [job.pid] if job.init is None else [job.pid, job.init[0]]
 
         def found(reader: Reader) -> None:
-            # A program that asks for a password switches echo off before it reads: what it waits with comes after.
+            # A program switches echo off before it reads a password, so read the modes after the scan.
             if isinstance(screen, Screen) and screen.open and (terminal := _terminal(screen.fd)) is not None:
                 look["terminal"] = terminal
             told(_with(look, reader))
@@ -96,7 +94,7 @@ class Looks:
             try:
                 found = work()
             except OSError:
-                # No descriptor just now: a start lowers our limit for a moment.
+                # No descriptor now: a start lowers our limit for a moment.
                 found = Reader(how="unknown")
             self._loop.post(lambda done=done, found=found: done(found))
 
@@ -122,7 +120,7 @@ def _terminal(master: int) -> Message | None:
 
 
 def _device(screen: Screen) -> tuple[int, int] | None:
-    """The device of the commands' end of a terminal."""
+    """Device and number of the command's end of a terminal."""
     if screen.device is None:
         try:
             fd = fcntl.ioctl(screen.fd, _PEER, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -148,18 +146,18 @@ _CALLS: Final[dict[str, tuple[tuple[int, ...], ...]]] = {
 }
 """read, readv and splice; poll and ppoll; select and pselect6; the waits of epoll."""
 _WORDS: Final = {"n_tty_read"}
-"""Where the kernel waits in no function but a terminal's read."""
+"""Kernel functions in which a process waits only to read from a terminal."""
 
 
 class Source(NamedTuple):
-    """Where input comes from: a terminal by device and number, or a pipe by device and inode."""
+    """The source of input: a terminal by device and number, or a pipe by device and inode."""
 
     terminal: tuple[int, int] | None = None
     pipe: tuple[int, int] | None = None
 
 
 class Reader(NamedTuple):
-    """Who waits for input, and how; pid 0 is nobody."""
+    """Which process waits for input, and how; pid 0 means none."""
 
     pid: int = 0
     name: str = ""
@@ -167,12 +165,10 @@ class Reader(NamedTuple):
 
 
 def reader(roots: Iterable[int], source: Source, group: int) -> Reader:
-    """Who of the trees below `roots`, and of this process group unless it is 0, waits for the source.
+    """Which process of the trees below `roots` waits for the source; with a `group`, only processes of that group.
 
-    It may block: a hostile process can make the kernel wait for it when its memory or files are looked at.
-
-    Who does nothing but read comes before who waits for several things at once. A process that goes meanwhile waits
-    for nothing.
+    A process that only reads is preferred to one that polls several sources. This may block: a hostile process can make
+    the kernel wait when its memory or files are read.
     """
     numbers = _CALLS.get(os.uname().machine, ())
     calls = {number: kind for kind, some in zip(_KINDS, numbers, strict=False) for number in some}
@@ -194,7 +190,7 @@ def reader(roots: Iterable[int], source: Source, group: int) -> Reader:
 
 
 def _tree(roots: Iterable[int], group: int) -> Iterable[procfs.Proc]:
-    """Processes that are neither stopped nor over; the leader of the group first, which may have been orphaned."""
+    """Processes that are neither stopped nor ended; first the group leader, which may be an orphan."""
     todo, seen = [*reversed(list(roots)), *([group] if group else [])], set[int]()
     while todo and len(seen) < PROCESSES:
         pid = todo.pop()
@@ -225,13 +221,13 @@ def _threads(pid: int, count: int = 2) -> list[int]:
 
 
 def _as_its_user(pid: int, source: Source, calls: dict[int, str]) -> How:
-    """As `_how`, where root may not pass over the permissions of files, as in a container, with those of its user."""
+    """As `_how`, with the file identity of the process's user if root may not override permissions (in a container)."""
     try:
         return _how(pid, source, calls)
     except PermissionError:
         if os.geteuid():
             raise
-        # Of this thread alone. With its group: who may not trace everybody has to be the same in both.
+        # Changes this thread only. Tracing needs both ids to match.
         user = os.stat(f"/proc/{pid}")
         group, before = linux.libc.setfsgid(user.st_gid), linux.libc.setfsuid(user.st_uid)
         try:
@@ -265,7 +261,7 @@ def _how(pid: int, source: Source, calls: dict[int, str]) -> How:
 
 
 def _waited(pid: int, call: str, first: int, second: int) -> list[int]:
-    """The descriptors that a thread waits to read from."""
+    """The descriptors from which a thread waits to read."""
     if call == _READS:
         return [first]
     if call == _SELECTS:
@@ -293,7 +289,7 @@ def _memory(pid: int, address: int, count: int) -> bytes:
 
 
 def _is(pid: int, fd: int, source: Source) -> bool:
-    """Whether a descriptor of a process is the source; who is in the terminal's group means it by /dev/tty too."""
+    """Whether a descriptor of a process is the source; /dev/tty means the terminal too."""
     try:
         found = os.stat(f"/proc/{pid}/fd/{fd}")
     except FileNotFoundError:
@@ -304,7 +300,7 @@ def _is(pid: int, fd: int, source: Source) -> bool:
 
 
 def _by_place(pid: int) -> How:
-    """How a process waits whose system call we may not see, by the function of the kernel it waits in."""
+    """How a process waits, by the kernel function it is in, if we may not read its system call."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", "rb", buffering=0) as file:
         return "read" if file.read(128).decode("ascii", "replace") in _WORDS else "unknown"
     return "unknown"

@@ -1,4 +1,4 @@
-"""Clients on the socket: frames in, frames out, and nobody can hold the loop up."""
+"""Clients on the socket: frames in and out, without ever blocking the loop."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Peer:
                 self._handle(self, message)
 
     def send(self, message: Message) -> None:
-        """Send now, or as soon as the client reads; a client that never does is cut off."""
+        """Send now, or as soon as the client reads; a client that does not read is disconnected."""
         if not self.open:
             return
         data = encode(message)
@@ -69,9 +69,9 @@ class Peer:
             except BlockingIOError:
                 sent = 0
             except (BrokenPipeError, ConnectionResetError):
-                return  # the loop sees the hang-up next, behind what the client still said
+                return  # the loop sees the hang-up next, after the client's last messages
             except OSError as error:
-                # It would wait for an answer that it never gets; cut off, it asks again.
+                # Disconnected, the client asks again; otherwise it would wait forever.
                 self.close(f"cannot be answered: {error.strerror}")
                 return
             if sent == len(data):
@@ -102,7 +102,7 @@ class Peer:
 
 
 def listen(folder_fd: int) -> socket.socket:
-    """Listen in the folder, whatever the length of its path; what was there is replaced."""
+    """Listen in the folder, whose path may have any length; an existing socket is replaced."""
     path = f"/proc/self/fd/{folder_fd}/{layout.SOCKET}"
     if os.path.lexists(path):
         os.unlink(path)

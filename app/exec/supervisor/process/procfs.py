@@ -1,4 +1,4 @@
-"""What /proc says about processes. Every answer may be out of date; only (pid, start time) is an identity."""
+"""Process facts from /proc. They may be out of date at once; only (pid, start time) identifies a process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MARK: Final = b"\0" + layout.MARKER.encode() + b"="
 
 
 class Proc(NamedTuple):
-    """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too.
+    """One process; `start` is in ticks since boot, `state` that of its first thread, `threads` the number of all.
 
-    `hangs_up` says that it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do. `doomed` says
-    that SIGKILL is on its way to its first thread or that this one exits: it runs no instruction of its program again.
+    `hangs_up`: it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do. `doomed`: its first
+    thread is exiting or has a pending SIGKILL, so it runs no further instruction of its program.
     """
 
     pid: int
@@ -36,17 +36,17 @@ class Proc(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        # A zombie to look at, whose other threads go on, is alive.
+        # A process whose first thread is a zombie is alive while other threads run.
         return self.state not in "ZX" or self.threads > 1
 
 
 def read(pid: int, thread: int | None = None) -> Proc | None:
-    """The process, a zombie included, or one of its threads; None when there is none."""
+    """The process (zombies included) or one of its threads; None if it does not exist."""
     try:
         with open(f"/proc/{pid}/{'' if thread is None else f'task/{thread}/'}stat", "rb", buffering=0) as file:
             fields = file.read(1024).rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        # The last: another user's, where /proc hides those.
+        # PermissionError: /proc hides processes of other users.
         return None
     if len(fields) < 32:
         return None
@@ -57,19 +57,15 @@ def read(pid: int, thread: int | None = None) -> Proc | None:
 
 
 def child(pid: int, parent: int) -> Proc:
-    """The process, which is a child of `parent`.
-
-    Raises:
-        ValueError: It is not, or not any more.
-    """
+    """The process; raises ValueError unless it is a child of `parent` now."""
     found = read(pid)
     if found is None or found.ppid != parent:
-        raise ValueError("that is nobody's child that we know")
+        raise ValueError("not a child of that process")
     return found
 
 
 def ticks() -> int:
-    """Now, in the unit of start times."""
+    """Now, in ticks since boot."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
 
 
@@ -79,7 +75,7 @@ def alive(pid: int, start: int) -> bool:
 
 
 def survives(pid: int) -> bool:
-    """Whether it is alive and nothing has decided its end yet, that of each of its threads."""
+    """Whether it is alive and at least one of its threads is not `doomed`."""
     found = read(pid)
     if found is None or not found.alive:
         return False
@@ -95,7 +91,7 @@ _home = ""
 
 
 def mark_for(home: str) -> None:
-    """Mark commands as those of this state directory, and take only such for ours, from now on."""
+    """From now on, add this state directory to markers, and ignore markers with another one."""
     global _home  # noqa: PLW0603 - one state directory per process, set once at its start
     found = os.stat(home)
     _home = f"@{found.st_dev:x}.{found.st_ino:x}"
@@ -107,7 +103,7 @@ def mark(session_id: str) -> str:
 
 
 def marker(pid: int) -> str | None:
-    """The session of ours whose marker is in the environment the process was executed with."""
+    """The session whose marker is in the environment that the process got at its exec; None if it is not ours."""
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             data = b"\0" + file.readall()
@@ -122,7 +118,7 @@ def marker(pid: int) -> str | None:
 
 
 def first_of_namespace(pid: int) -> bool:
-    """Whether it is the first process of a PID namespace below ours, which no process can make itself."""
+    """Whether it is the first process of a PID namespace below ours; a process cannot fake that."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
             numbers = file.read(8192).partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
@@ -143,7 +139,7 @@ def snapshot(since: int = 0) -> list[Proc]:
 
 
 def children(pid: int) -> list[int]:
-    """Pids of the children of a process's first thread; of all its threads where the kernel lists none."""
+    """Pids of the children of a process's first thread; of all threads if the kernel has no list of children."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
             return [int(child) for child in file.readall().split()]
@@ -152,7 +148,7 @@ def children(pid: int) -> list[int]:
 
 
 def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:
-    """`roots` and everything below them."""
+    """`roots` and all their descendants."""
     below: dict[int, list[int]] = {}
     for proc in procs:
         below.setdefault(proc.ppid, []).append(proc.pid)
@@ -167,7 +163,7 @@ def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
-    """A descriptor for exactly this process, or None when it has gone."""
+    """A pidfd of exactly this process, or None if it has gone."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -183,7 +179,7 @@ def open_pidfd(pid: int, start: int) -> int | None:
 
 
 def signal_exactly(pid: int, start: int, number: int) -> None:
-    """Signal this process and no other; one that has gone is fine."""
+    """Signal exactly this process; does nothing if it has gone."""
     if (fd := open_pidfd(pid, start)) is not None:
         try:
             send(fd, number)
@@ -192,6 +188,6 @@ def signal_exactly(pid: int, start: int, number: int) -> None:
 
 
 def send(pidfd: int, number: int) -> None:
-    """Signal through the descriptor; a process that has gone meanwhile is fine."""
+    """Signal through a pidfd; does nothing if the process has gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)

@@ -1,4 +1,4 @@
-"""Pseudo terminals: a typed cover of the standard library's, with a size from the start."""
+"""Pseudo terminals with a size and an owner from the start."""
 
 from __future__ import annotations
 
@@ -7,27 +7,17 @@ import fcntl
 import os
 import struct
 import termios
-from typing import Final, NamedTuple
+from typing import Final
 
 END_OF_FILE: Final = b"\x04"
 
 
-class Terminal(NamedTuple):
-    """Both ends of a pseudo terminal; whoever opened it closes both."""
-
-    master: int
-    slave: int
-
-
-def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> Terminal:
-    """Open a terminal of `rows` by `cols` characters, given to `owner` (uid, gid) if there is one.
+def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Open a terminal of `rows` by `cols` for `owner` (uid, gid); master and slave, which the caller closes.
 
     The master does not block, and neither end is inherited.
-
-    Raises:
-        OSError: No terminal is left, or the owner cannot be set.
     """
-    # That of the module pty tells no errno.
+    # `pty.openpty` hides the errno.
     master, slave = os.openpty()
     try:
         os.set_inheritable(master, False)
@@ -35,14 +25,14 @@ def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> Term
         os.set_blocking(master, False)
         resize(master, rows, cols)
         if owner is not None:
-            # In this order: once it is another user's, the supervisor of a container may not change its mode.
+            # Mode first: the supervisor of a container may not change the mode of another user's terminal.
             os.fchmod(slave, 0o620)
             os.fchown(slave, *owner)
     except BaseException:
         os.close(master)
         os.close(slave)
         raise
-    return Terminal(master, slave)
+    return master, slave
 
 
 def resize(fd: int, rows: int, cols: int) -> None:
@@ -51,7 +41,7 @@ def resize(fd: int, rows: int, cols: int) -> None:
 
 
 def end_of_file(master: int) -> bytes:
-    """What to write for end of input: the terminal's own VEOF character, as it is set now."""
+    """The terminal's current VEOF character: writing it ends the input."""
     with contextlib.suppress(termios.error):
         value = termios.tcgetattr(master)[6][termios.VEOF]
         if isinstance(value, bytes):

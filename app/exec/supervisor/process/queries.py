@@ -1,10 +1,9 @@
-"""What programs ask their terminal, answered by us, attended or not: a person's terminal is never asked.
+"""Answers the queries of programs to their terminal; a person's terminal is never asked.
 
-Answered are CSI c, CSI > c, CSI 5 n and CSI 6 n, each once, also where supervisors die around it: the keeper writes
-the answer, and knows up to where in the output it has. Limits: a terminal that is read by the line gets none, for
-what shows a file must type nothing, unless it stops being read so within `PATIENCE_S`; where more output than `REACH`
-comes at once, only what is asked in the last of it counts, and only that is looked at for the cursor; output that the
-disk had no room for is not seen; at most `MOST` answers wait.
+Answered are CSI c, CSI > c, CSI 5 n and CSI 6 n, each once even if supervisors die: the keeper writes the answers, and
+remembers the offset up to which it has. Limits: a terminal in canonical mode gets no answer, so that showing a file
+types nothing, unless it leaves the mode within `PATIENCE_S`; of more output than `REACH` at once, only the last part
+counts, for queries and cursor; output that the disk did not take is not seen; at most `MOST` answers wait.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _AGAIN_S: Final = 0.02
 _ASKED: Final = re.compile(rb"\x1b\[(?:0?(c)|>0?(c)|0?([56])n)")
 _LONGEST: Final = 5
 _ANSWERS: Final = {1: "\x1b[?62;22c", 2: "\x1b[>1;0;0c", 3: "\x1b[0n"}
-"""A VT220 with colours; of no particular version; all is well."""
+"""A VT220 with colours; no particular version; no malfunction."""
 
 Answers = list[tuple[int, str]]
-"""Each with the place in the output behind its question."""
+"""Each with the offset after its query."""
 
 
 class Queries:
-    """The questions in the output of one session's terminal."""
+    """The queries in the output of one session's terminal."""
 
     def __init__(self, loop: Loop, keeper: Line, session_id: str, screen: Screen, typed: Input) -> None:
         self._loop = loop
@@ -46,7 +45,7 @@ class Queries:
         self._screen = screen
         self._log = screen.log
         self._input = typed
-        # What the last supervisor did not come to is there once more; what it answered is not answered again.
+        # Queries that the last supervisor did not answer are seen again; the keeper skips the answered ones.
         self._seen = max(0, self._log.size - REACH)
         self._asked: Answers = []
         self._waits = False
@@ -55,7 +54,7 @@ class Queries:
         self._drawn = 0
 
     def attend(self) -> None:
-        """Answer what is asked in what there is and in what comes."""
+        """Answer the queries in existing and coming output."""
         grew = self._screen.grew
 
         def look() -> None:
@@ -100,7 +99,7 @@ class Queries:
             self._loop.after(_AGAIN_S, self._try)
             return
         crashpoints.reach("supervisor.asked")
-        # Those that are given up are told too: the next supervisor must not take them for new.
+        # Dropped queries are sent too, with no text, so that the next supervisor does not answer them.
         answers, self._asked = [(upto, "" if by_line else text) for upto, text in self._asked], []
         self._input.between(lambda done: self._give(answers, done))
 
@@ -118,7 +117,7 @@ class Queries:
 
 
 def given(terminal: int, answers: Answers, upto: int) -> int:
-    """Write the answers to what was asked behind `upto`, as far as the terminal takes them; where the last one was."""
+    """Write the answers to queries after `upto`, as far as the terminal takes them; the offset of the last one."""
     text = "".join(text for place, text in answers if place > upto)
     with contextlib.suppress(OSError):
         os.write(terminal, text.encode())
@@ -137,10 +136,9 @@ _CONTROLS: Final = re.compile(r"[\x00-\x1f]")
 
 
 class Cursor:
-    """A cursor on a terminal of `rows` by `cols`, at the upper left.
+    """The cursor of a terminal of `rows` by `cols`, at first at the upper left.
 
-    Limits: tab stops are the usual ones, there are no margins at the sides, a character is as wide as Unicode says of
-    it alone, and output is taken as if the terminal had always had its present size.
+    Limits: default tab stops, no side margins, the width of each character alone, and the present size for all output.
     """
 
     def __init__(self, rows: int, cols: int) -> None:
@@ -158,11 +156,11 @@ class Cursor:
         self._saved = (0, 0, False)
 
     def place(self) -> tuple[int, int]:
-        """Row and column from 1, as a terminal tells them; the row from the top margin in origin mode."""
+        """Row and column, from 1; in origin mode the row counts from the top margin."""
         return self.y - (self._top if self._origin else 0) + 1, min(self.x, self.cols - 1) + 1
 
     def feed(self, data: bytes) -> None:
-        """Take in output that neither begins nor ends within a sequence."""
+        """Follow output that neither begins nor ends within a sequence."""
         for token in _TOKEN.finditer(data.decode("utf-8", "replace")):
             if token.lastgroup == "text":
                 self._text(token[0])
@@ -185,7 +183,7 @@ class Cursor:
                 self._advance(width)
 
     def _advance(self, width: int) -> None:
-        # Behind the last column it waits there until there is something to put into the next row.
+        # After the last column it stays there until the next character.
         beyond = max(0, self.x + width - 1) // self.cols if self._wraps else 0
         self._down(beyond, scrolls=True)
         self.x = min(self.x + width - beyond * self.cols, self.cols)

@@ -1,4 +1,4 @@
-"""Starting a process: quickly, as somebody else if asked, and with the kernel's reason when it fails."""
+"""Spawns processes: quickly, as another user if asked, and with the kernel's errno on failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from shellback.exec.supervisor.process import landlock, procfs, pty
@@ -17,18 +17,17 @@ from shellback.exec.wire import layout, linux
 from shellback.exec.wire.protocol import StartRequest
 
 _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-"""What our starter had, before it was raised: what children get."""
-
+"""The soft limit we were started with; children get it."""
 
 _SCORE: Final = "/proc/self/oom_score_adj"
 _EXPENDABLE: Final = 500
-"""Of 1000: by half of what memory there is, more than what it really has."""
+"""Of 1000: counts as if it used half of all memory in addition."""
 
 _VFORK: Final = (True,) if sys.version_info < (3, 14) else ()
 
 
 class ExecFailed(Exception):
-    """Raised when the command could not be executed; nothing is left of the attempt."""
+    """Raised when the command could not be executed; no process is left."""
 
     def __init__(self, errno: int) -> None:
         super().__init__(errno)
@@ -36,21 +35,21 @@ class ExecFailed(Exception):
 
 
 def raise_descriptor_limit() -> int:
-    """Raise our limit to the hard one and return it; children get the one we started with."""
+    """Raise our soft limit to the hard limit, and return it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def lower_descriptor_limit() -> None:
-    """Have the limit of a command. No descriptor above it can be made any more."""
+    """Take the limit of a command. Descriptors above it stay open, and none can be made."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT, hard), hard))
 
 
 @contextlib.contextmanager
 def _expendable() -> Generator[None]:
-    """What is forked meanwhile is ended before us where memory is short: in a container we share one bound."""
+    """Processes forked meanwhile are killed before us if memory runs out: a container has one limit for all."""
     before = be_expendable()
     try:
         yield
@@ -60,7 +59,7 @@ def _expendable() -> Generator[None]:
 
 
 def be_expendable() -> int:
-    """Be ended before others where memory is short, with all that is forked from now on; what the score was before."""
+    """Let the kernel kill us and our future children first if memory runs out; returns the score before."""
     try:
         with open(_SCORE, "rb", buffering=0) as file:
             before = int(file.read(16))
@@ -77,60 +76,65 @@ def _score(value: int) -> None:
 
 
 def plain_signals() -> None:
-    """In a forked child: have no signal ignored or blocked."""
+    """In a forked child: ignore and block no signal."""
     for name in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(name, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def owner(request: StartRequest) -> tuple[int, int] | None:
-    """(uid, gid) the command runs as, None for ours."""
+    """(uid, gid) of the command; None for our own."""
     if request.uid is None or request.uid == os.getuid() != 0:
         return None
     return request.uid, request.uid if request.gid is None else request.gid
 
 
 def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
-    """Start the command on pipes in a session of its own and return its pid.
+    """Start the command on pipes in its own POSIX session; its pid.
 
-    Raises:
-        ExecFailed: With the errno of exec, or of entering `cwd`.
+    Raises ExecFailed with the errno of exec, or of entering `cwd`.
     """
     command = _Command(request)
-    who = owner(request)
-    failed_out, failed_in = os.pipe()
-    try:
+
+    def fork(failed: tuple[int, int]) -> int:
+        who = owner(request)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_expendable())
             if who is not None and linux.SWITCHES:
                 stack.enter_context(linux.credentials(*who, list(request.groups)))
                 who = None
-            # As the command's user: what that one may not enter is no place to run in.
+            # As the command's user, who must be able to enter the directory.
             stack.enter_context(_placed(request, command))
-            # Lowered only here, where no new descriptor is made: what is open stays open.
+            # Lowered only here, where no new descriptor is made; open ones stay open.
             stack.callback(raise_descriptor_limit)
             lower_descriptor_limit()
-            pid = command.fork_exec((stdin, stdout, stderr), (failed_out, failed_in), who)
-        os.close(failed_in)
-        failed_in = -1
-        report = os.read(failed_out, 512)
+            return command.fork_exec((stdin, stdout, stderr), failed, who)
+
+    return _executed(fork, lambda report: int(report.split(b":", 2)[1], 16))
+
+
+def _executed(fork: Callable[[tuple[int, int]], int], number: Callable[[bytes], int]) -> int:
+    """The pid of a child that has executed; it reports an error to the pipe that `fork` gets."""
+    out, into = os.pipe()
+    try:
+        try:
+            pid = fork((out, into))
+        finally:
+            os.close(into)
+        report = os.read(out, 512)
     finally:
-        os.close(failed_out)
-        if failed_in >= 0:
-            os.close(failed_in)
+        os.close(out)
     if report:
         os.waitpid(pid, 0)
-        raise ExecFailed(int(report.split(b":", 2)[1], 16))
+        raise ExecFailed(number(report))
     return pid
 
 
 @contextlib.contextmanager
 def _placed(request: StartRequest, command: _Command) -> Generator[None]:
-    """Be in the command's directory ourselves while it is forked, if it has to be a certain one.
+    """If the request names the inode of its directory, be in that directory during the fork.
 
-    Raises:
-        ExecFailed: The name means another one by now.
-        OSError: There is none.
+    Raises ExecFailed (ESTALE) if the path leads to another directory by now.
     """
     if request.place is None:
         yield
@@ -148,7 +152,7 @@ def _placed(request: StartRequest, command: _Command) -> Generator[None]:
 
 
 class _Command:
-    """A request in the form in which the kernel wants it."""
+    """A request in the form that the kernel takes."""
 
     def __init__(self, request: StartRequest) -> None:
         env = {**request.env, layout.MARKER: procfs.mark(request.session_id)}
@@ -165,7 +169,7 @@ class _Command:
         )
 
     def fork_exec(self, streams: tuple[int, int, int], failed: tuple[int, int], who: tuple[int, int] | None) -> int:
-        # vfork, so that our memory is not copied, unless the child itself has to become `who`.
+        # By vfork, so that our memory is not copied, unless the child itself has to become `who`.
         uid, gid = who or (None, None)
         groups = None if who is None else self.groups
         stdin, stdout, stderr = streams
@@ -178,37 +182,29 @@ class _Command:
 
 
 def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
-    """Start the command with code of ours in the child: on a terminal that controls it, or behind a fence.
+    """Start a command that needs code of ours in the child: a controlling terminal, or a fence; its pid.
 
-    `streams` are its 0, 1 and 2, all above 2, or the one terminal. Returns its pid.
-
-    Raises:
-        ExecFailed: With the errno of exec, or of what precedes it.
-        OSError: The fence cannot be built.
+    `streams` are its 0, 1 and 2, all above 2, or the one terminal. Raises ExecFailed with the errno of exec or of an
+    earlier step.
     """
     command = _Command(request)
     rules = -1
     if request.fence is not None:
         own = (os.ttyname(streams[0]),) if request.pty is not None else ()
         rules = landlock.ruleset((*request.fence, *own))
-    failed_out, failed_in = os.pipe()
-    try:
+
+    def fork(failed: tuple[int, int]) -> int:
         try:
             with _expendable(), _placed(request, command):
                 pid = os.fork()
                 if pid == 0:
-                    _exec_in_child(request, command, streams, failed_in, rules)
+                    _exec_in_child(request, command, streams, failed[1], rules)
+                return pid
         finally:
-            os.close(failed_in)
             if rules >= 0:
                 os.close(rules)
-        report = os.read(failed_out, 512)
-    finally:
-        os.close(failed_out)
-    if report:
-        os.waitpid(pid, 0)
-        raise ExecFailed(int(report))
-    return pid
+
+    return _executed(fork, int)
 
 
 def _exec_in_child(request: StartRequest, command: _Command, streams: list[int], failed: int, rules: int) -> None:

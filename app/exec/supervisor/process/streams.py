@@ -1,4 +1,4 @@
-"""Output on its way from a command to its log: pipes, and terminals through a pipe of our own."""
+"""Moves output from commands to logs: from pipes, and from terminals through a pipe of our own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shellback.exec.supervisor.records.logfile import WOULD_BLOCK, LogFile
 from shellback.exec.wire import crashpoints
 
 TURN: Final = 1 << 20
-"""Bytes that one stream may move before others get their turn."""
+"""Bytes that one stream moves before the others get their turn."""
 _PIPE: Final = 1 << 20
 _HEAVY: Final = 1 << 15
 _PAUSE_S: Final = 0.1
@@ -30,7 +30,7 @@ class Pipe:
         self.log = log
         self.open = True
         self._grows = fd
-        """The pipe that may be made bigger."""
+        """The pipe that may be enlarged."""
         self._held = [fd]
         self.grew: Callable[[], None] = lambda: None
         self._grown = False
@@ -38,7 +38,7 @@ class Pipe:
         self._ended: Callable[[], None] | None = None
 
     def watch(self, loop: Loop, ended: Callable[[], None]) -> None:
-        """Drain whenever there is something; `ended()` once the last writer has gone."""
+        """Drain whenever there is output; call `ended()` once the last writer has gone."""
         self._loop, self._ended = loop, ended
         loop.watch(self.fd, self._readable, IN)
 
@@ -49,7 +49,7 @@ class Pipe:
             self._ended()
 
     def drain(self, limit: int) -> int:
-        """Move what is there now, at most about `limit` bytes; closes at the end of the stream."""
+        """Move the present output, about `limit` bytes at most; close at the end of the stream."""
         moved, before = 0, self.log.size
         while moved < limit:
             count = self.move(limit - moved)
@@ -61,7 +61,7 @@ class Pipe:
             moved += count
             if count >= _HEAVY and not self._grown:
                 self._grown = True
-                # A bigger pipe is a gift of the kernel, refused where a user has too many.
+                # The kernel refuses this to a user with too much pipe memory.
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(self._grows, fcntl.F_SETPIPE_SZ, _PIPE)
         if self.log.size > before:
@@ -85,9 +85,9 @@ class Pipe:
 class Screen(Pipe):
     """The master of a command's terminal.
 
-    What is read goes into a pipe, whose ends the keeper holds too, and from there to the log: a
-    kill between the two moves loses nothing. A terminal that nobody has open is the end of it, unless
-    `lasts()`: its main process may open it again.
+    Output goes into a pipe, whose ends the keeper holds too, and from there to the log: a kill between the two moves
+    loses nothing. The stream ends when no process has the terminal open, unless `lasts()`: then the main process may
+    open it again.
     """
 
     def __init__(self, master: int, inner: tuple[int, int], log: LogFile, lasts: Callable[[], bool]) -> None:
@@ -97,11 +97,11 @@ class Screen(Pipe):
         self._held += inner
         self._lasts = lasts
         self._inside = sys.maxsize
-        """How many bytes the pipe may hold at most; what an earlier process left in it is not known."""
+        """Upper bound of the bytes in the pipe; an earlier supervisor may have left some."""
         self._paused = False
         self._splices = True
         self.device: tuple[int, int] | None = None
-        """Device and number of the commands' end, once somebody has looked."""
+        """Device and number of the command's end, once it was looked up."""
 
     def move(self, limit: int) -> int:
         self._pass_on()
@@ -143,8 +143,8 @@ class Screen(Pipe):
             except BlockingIOError:
                 raise
             except OSError as error:
-                # A read says whether it is the end, or only this way of moving bytes that fails.
+                # A read tells whether the stream has ended or only splice fails.
                 self._splices = error.errno != errno.EINVAL
-        # No more than an empty pipe takes at once, however small it is.
+        # Not more than any empty pipe takes at once.
         data = os.read(self.fd, min(limit, select.PIPE_BUF))
         return os.write(self._inner_in, data) if data else 0

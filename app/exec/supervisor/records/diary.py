@@ -1,4 +1,4 @@
-"""What happened, one line each, in a file that stays small. Never an argument, a value or a secret."""
+"""The supervisor's log: one line for each happening, bounded; never an argument, a value or a secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_BYTES: Final = 1 << 20
 
 
 def plain(text: str) -> str:
-    """The text on one line, in visible ASCII: what is neither stands there as Python writes it."""
+    """The text on one line of visible ASCII; other characters are shown as Python escapes."""
     return "".join(char if char.isascii() and char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -25,7 +25,7 @@ class Diary:
         self._who = who
 
     def note(self, what: str) -> None:
-        """Append one line; a diary that cannot be written stops nothing."""
+        """Append one line, if the file can be written."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = plain(f"{stamp} {self._who}[{os.getpid()}] {what}")[:1000] + "\n"
         with (

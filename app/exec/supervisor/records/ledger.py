@@ -1,6 +1,6 @@
-"""Exit records: on disk before anybody is told, told until acknowledged, durable soon after.
+"""Exit records: written before they are told, told until they are acknowledged, synced soon after.
 
-Where the disk has no room, the keeper has the record until it does: it is told all the same, and once more then.
+If the disk has no room, the keeper holds the record. It is told at once, and again when it has been written.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shellback.exec.wire.protocol import ExitRecord, Message
 
 _RETRY_S: Final = 1.0
 _GATHER_S: Final = 0.05
-"""Most records are acknowledged within this time, and then the worker's database has them."""
+"""Most records are acknowledged within this time: then the database has them, and no sync is needed."""
 
 
 class Ledger:
-    """`ended` has the records that nobody has acknowledged."""
+    """`ended` has the records that are not acknowledged."""
 
     def __init__(self, loop: Loop, records: Records, diary: Diary, written_late: Callable[[str], None]) -> None:
         self._loop = loop
@@ -34,7 +34,7 @@ class Ledger:
         self._unsynced: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._unwritten: set[str] = set()
         self.ended: dict[str, ExitRecord] = {}
-        # A thread of its own, so that the loop never waits for a disk.
+        # In a thread, so that the loop never waits for a disk.
         threading.Thread(target=self._sync, name="sync", daemon=True).start()
 
     @property
@@ -47,7 +47,7 @@ class Ledger:
         return name in self._unwritten
 
     def enter(self, record: ExitRecord) -> bool:
-        """Keep a record; False when it could not be written yet, which is tried each second."""
+        """Keep a record; False if it could not be written yet, which is tried each second."""
         name = record["session_id"]
         self.ended[name] = record
         if self._write(name):
@@ -68,7 +68,7 @@ class Ledger:
                 self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
         except OSError as error:
             self._diary.note(f"{name}: exit record: {error.strerror}")
-            # Where somebody removed the session's directory there is nothing to try again.
+            # If the session's directory was removed, trying again is useless.
             return isinstance(error, FileNotFoundError)
         crashpoints.reach("supervisor.record_renamed")
         self._unsynced.put(name)
@@ -83,8 +83,10 @@ class Ledger:
             self._loop.after(_RETRY_S, self._retry)
 
     def acknowledge(self, name: str) -> bool:
-        """Tell this end no more; False if there was nothing to tell, or it has not been written yet."""
-        # One that is not on disk stays: the next supervisor would know of a start without an end.
+        """Tell this end no more; False if none was due, or its record is not on disk yet.
+
+        An unwritten record stays: the next supervisor would find a start without an end.
+        """
         if name in self._unwritten or name not in self.ended:
             return False
         with contextlib.suppress(FileNotFoundError):
@@ -99,7 +101,7 @@ class Ledger:
         return True
 
     def look_up(self, name: str) -> Message | None:
-        """What is known of a session without a process; None when it was claimed and has no end we can read."""
+        """The status of a session without a process; None if it was claimed and has no readable end."""
         record = self.ended.get(name)
         if record is not None:
             return {"state": record["state"], "record": record}

@@ -1,4 +1,4 @@
-"""A log on disk that only grows at its end and loses only its middle, with a table of what it lost."""
+"""A log on disk that grows at its end and drops output in its middle only, with a table of its holes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RETRY_S: Final = 0.5
 
 
 class LogFile:
-    """Takes bytes from a pipe at an offset of its own.
+    """Moves bytes from a pipe to the end of the log.
 
-    `size` counts every byte that arrived, `dropped` those that are in a hole. A hole is on disk before its bytes are
-    given up, so that nobody has to guess from zeroes: in the table, or beside it where there is no room for that.
+    `size` counts all bytes that arrived, `dropped` those in holes. A hole is recorded before its bytes are dropped: in
+    the table, or in a symlink beside it if the disk has no room.
     """
 
     def __init__(self, records: Records, session_id: str, names: tuple[str, str], cap: int) -> None:
@@ -44,16 +44,16 @@ class LogFile:
         )  # fmt: skip
         self.holes: list[Hole] = []
         self.losing: Callable[[int], None] = lambda _number: None
-        """Called with the reason, an errno, when output is dropped that could not be written."""
+        """Called with the errno when output is dropped because it cannot be written."""
         found = os.fstat(self._fd)
         self.size = found.st_size
         self.dropped = 0
         self.grown_at = now()
-        """When something was printed last, or the log begun, on the clock of `now`."""
+        """When output arrived last, or the log was begun, on the clock of `now`."""
         self.times = Times(records.fd, f"{session_id}/{self._name}{layout.TIMES}", found.st_mtime)
 
     def resume(self) -> None:
-        """Take up where an earlier process stopped."""
+        """Continue the log of an earlier supervisor."""
         last = gaps.read_last(self._path, self._records.fd)
         self.holes = self._on_record()
         if last is not None:
@@ -69,24 +69,24 @@ class LogFile:
 
     @property
     def errno(self) -> int:
-        """Why some of it could not be written; 0 where all could."""
+        """Why some output could not be written, or 0."""
         return max((hole.errno for hole in self.holes), default=0)
 
     @property
     def uncounted(self) -> bool:
-        """Whether more was dropped than is counted."""
+        """Whether more than the counted output may have been dropped."""
         return any(hole.uncounted for hole in self.holes)
 
     def _on_record(self) -> list[Hole]:
         holes: list[Hole] = []
         for row in self._records.read_list(self._session_id, self._table):
-            # One damaged row is no reason to lose the process behind it, or to count what cannot be.
+            # A damaged row is skipped: the session must not be lost for it.
             with contextlib.suppress(ValueError):
                 holes.append(gaps.hole_of(row))
         return gaps.with_last(sorted(holes), gaps.read_last(self._path, self._records.fd))
 
     def take(self, pipe: int, limit: int) -> int:
-        """Move at most `limit` bytes out of `pipe`; 0 at its end, WOULD_BLOCK when it is empty."""
+        """Move at most `limit` bytes from `pipe`; 0 at its end, WOULD_BLOCK if it is empty."""
         if self._unsaved or (self._cap and not self._punches and self.size - self.dropped >= self._cap):
             return self._take_or_drop(pipe, limit)
         if self._cap and self._punches:
@@ -94,12 +94,11 @@ class LogFile:
                 self._trim()
             limit = min(limit, max(1, self._cap - (self.size - self.dropped)))
         try:
-            moved = self._splice(pipe, limit) if self._splices else self._copy(pipe, limit)
+            return self._splice(pipe, limit) if self._splices else self._copy(pipe, limit)
         except BlockingIOError:
             return WOULD_BLOCK
         except OSError as error:
             return self._drop(pipe, limit, error.errno or errno.EIO)
-        return moved
 
     def _splice(self, pipe: int, limit: int) -> int:
         try:
@@ -130,7 +129,7 @@ class LogFile:
             done += os.pwrite(self._fd, data[done:], self.size + done)
 
     def _take_or_drop(self, pipe: int, limit: int) -> int:
-        # Nothing may follow a hole that is not in the table yet.
+        # No output may be stored after a hole that is not in the table yet.
         full = bool(self._cap) and not self._punches and self.size - self.dropped >= self._cap
         if not full and time.monotonic() >= self._retry_at and self.save():
             return self.take(pipe, limit)
@@ -149,7 +148,7 @@ class LogFile:
         return len(data)
 
     def _begin_hole(self, number: int) -> None:
-        """See to it that what is dropped from here on is known to be, also if we die while we drop it."""
+        """Record that output is dropped from here on, before it is dropped: we may die meanwhile."""
         if self._unsaved and not number:
             return
         if number and number != self.errno:
@@ -168,13 +167,13 @@ class LogFile:
         self._note_last()
 
     def _note_last(self) -> None:
-        # A file that is longer than what is known of it would be taken for what was printed.
+        # Readers take the length of the file for the output, so it must not exceed `size`.
         with contextlib.suppress(OSError):
             gaps.write_last(self._path, self.holes[-1], self._records.fd)
             os.ftruncate(self._fd, self.size)
 
     def _take_over(self) -> None:
-        """Know of it when the worker has emptied the log of an ended session, of which something still writes on."""
+        """Take over the hole that a worker made by emptying the log of an ended session with survivors."""
         first = next(iter(self._on_record()), Hole(0, 0, 0))
         after = first.end
         if first.start == 0 < after and not any(hole.start == 0 and hole.end >= after for hole in self.holes):
@@ -211,11 +210,11 @@ class LogFile:
             self.holes, self.dropped = kept
             self._punches = False
         elif not self._punch(start, end):
-            # The bytes are still there, and said to be gone: right, only not smaller.
+            # The bytes stay on disk but count as dropped; the file is only not smaller.
             self._punches = False
 
     def read(self, start: int, end: int) -> bytes:
-        """What there is of it between two places; zeroes where it has lost something."""
+        """The bytes between two offsets; zeroes in holes."""
         return os.pread(self._fd, end - start, start)
 
     def _newlines(self, start: int, end: int) -> int:
@@ -236,7 +235,7 @@ class LogFile:
         return True
 
     def save(self) -> bool:
-        """Write the table of holes; False when there is no room for it now."""
+        """Write the table of holes; False if there is no room now."""
         self._take_over()
         rows = [gaps.row_of(hole) for hole in self.holes if hole.end > hole.start or hole.uncounted]
         try:
@@ -244,7 +243,7 @@ class LogFile:
         except OSError:
             self._retry_at = time.monotonic() + _RETRY_S
             return False
-        # A hole at the end is part of the size that others find.
+        # Readers take the size from the file, so a hole at the end extends it.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self.size)
         if self._unsaved:

@@ -1,4 +1,4 @@
-"""Small JSON files of a session, and the directory they are in."""
+"""The small JSON files of sessions, and their directory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shellback.exec.wire.protocol import ExitRecord, Message
 MAX_BYTES: Final = 1 << 20
 ABANDONED: Final = b"abandoned\n"
 _NO_FILE: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR})
-"""What the kernel says where a link, a pipe or a directory has the name of a file of ours."""
+"""Errors of the kernel if a symlink, a pipe or a directory has the name of one of our files."""
 
 
 class Unreadable(ValueError):
-    """Raised for a file that is there and is not what we write."""
+    """Raised for a file that exists and was not written by us in this form."""
 
 
 class Records:
-    """The `sessions` directory, addressed through its descriptor."""
+    """The `sessions` directory, accessed through its descriptor."""
 
     def __init__(self, home: str) -> None:
         path = os.path.join(home, layout.SESSIONS)
@@ -33,11 +33,11 @@ class Records:
 
     @property
     def gone(self) -> bool:
-        """Whether the directory was removed: nothing can be put into it any more."""
+        """Whether the directory was removed; then no file can be made in it."""
         return os.fstat(self.fd).st_nlink == 0
 
     def claim(self, session_id: str, content: bytes) -> int | None:
-        """Create the session's `started` file and return its descriptor; None when somebody did before."""
+        """Create the session's `started` file; its descriptor, or None if it exists already."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(session_id, 0o700, dir_fd=self.fd)
         try:
@@ -52,17 +52,14 @@ class Records:
         try:
             linux.write_all(fd, content)
         except BaseException:
-            # Nothing has been begun, and whoever is refused may ask again.
+            # No process was started, so the start may be requested again.
             os.close(fd)
             self.remove(session_id, layout.STARTED)
             raise
         return fd
 
     def running(self, session_id: str) -> Message | None:
-        """What is on record about the session's process: of what changed since its start, or of that.
-
-        None without a record, and where every one of them is damaged.
-        """
+        """The record of the session's process, as it changed last; None if there is none or all are damaged."""
         with contextlib.suppress(Unreadable):
             changed = protocol.running(self.read(session_id, layout.RUNNING))
             if changed is not None:
@@ -73,11 +70,7 @@ class Records:
         return None
 
     def ended(self, session_id: str, name: str) -> ExitRecord | None:
-        """The exit record in a file, or None without one.
-
-        Raises:
-            Unreadable: It is damaged, or another session's.
-        """
+        """The exit record in a file, or None; raises Unreadable if it is damaged or another session's."""
         value = self.read(session_id, name)
         record = protocol.exit_record(value, session_id)
         if value is not None and record is None:
@@ -85,19 +78,15 @@ class Records:
         return record
 
     def claimed_by(self, session_id: str) -> bytes | None:
-        """Content of the `started` file, or None without one.
-
-        Raises:
-            Unreadable: It is no file.
-        """
+        """Content of the `started` file, or None; raises Unreadable if it is not a file."""
         return self._read(f"{session_id}/{layout.STARTED}")
 
     def made_at(self, session_id: str) -> float:
-        """When the `started` file was written last, by the clock of that time."""
+        """Modification time of the `started` file."""
         return os.stat(f"{session_id}/{layout.STARTED}", dir_fd=self.fd).st_mtime
 
     def write(self, session_id: str, name: str, value: Message | list[Any]) -> None:
-        """Replace a file as a whole: whoever reads it finds the old or the new one."""
+        """Replace a file atomically."""
         self.write_aside(session_id, name, value)
         self.rename(session_id, name + ".new", name)
 
@@ -115,23 +104,17 @@ class Records:
             os.close(fd)
 
     def _create(self, path: str) -> int:
-        # Without O_NONBLOCK a pipe that nobody reads would hold us up for ever.
+        # Without O_NONBLOCK, a pipe without a reader would block us forever.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return os.open(path, flags, 0o600, dir_fd=self.fd)
 
     def read(self, session_id: str, name: str) -> Message | None:
-        """The object in a file, or None without one.
-
-        Raises:
-            Unreadable: It is damaged.
-        """
+        """The object in a file, or None; raises Unreadable if it is damaged."""
         data = self._read(f"{session_id}/{name}")
-        if data is None:
-            return None
-        return _object(data, name)
+        return None if data is None else _object(data, name)
 
     def read_list(self, session_id: str, name: str) -> list[Message]:
-        """The objects in a file that holds a list; [] where there is none or it is damaged."""
+        """The objects in a file that holds a list; [] if it is missing or damaged."""
         try:
             data = self._read(f"{session_id}/{name}")
             value: object = json.loads(data) if data else []
@@ -155,7 +138,7 @@ class Records:
             raise
 
     def keep_aside(self, session_id: str, name: str) -> None:
-        """Rename what has a file's name and is not that file to `<name>.bad`, for whoever wants to look."""
+        """Rename what stands in a file's place to `<name>.bad`, for inspection."""
         try:
             self.rename(session_id, name, f"{name}.bad")
         except OSError as error:
@@ -171,7 +154,7 @@ class Records:
             os.unlink(f"{session_id}/{name}", dir_fd=self.fd)
 
     def names(self, session_id: str) -> set[str]:
-        """Files of a session; empty when it has no directory."""
+        """Names of a session's files; empty without a directory."""
         try:
             with linux.opened(session_id, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.fd) as fd:
                 return set(os.listdir(fd))
@@ -179,12 +162,12 @@ class Records:
             return set()
 
     def sessions(self) -> list[str]:
-        # A symlink leads to a session of another supervisor's.
+        # A symlink leads to a session of another supervisor.
         with os.scandir(self.fd) as found:
             return [one.name for one in found if not one.is_symlink()]
 
     def sync(self, session_id: str, name: str) -> None:
-        """Make a record and its name durable; blocks. One that is gone has been acknowledged."""
+        """Sync a record and its directory; blocks. A missing record has been acknowledged."""
         for path, flags in ((f"{session_id}/{name}", 0), (session_id, os.O_DIRECTORY)):
             try:
                 with linux.opened(path, os.O_RDONLY | flags, dir_fd=self.fd) as fd:

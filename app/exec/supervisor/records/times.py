@@ -1,9 +1,9 @@
-"""When what was printed: a small table beside a log, for `logs --since`.
+"""When output arrived: a small table beside a log, for `logs --since`.
 
-Output comes in stretches: one begins with a byte that arrives `_STRETCH_S` or more after the stretch before it
-began. Each entry says when the stretch before it printed last, and the offset at which the new one begins, so
-that everything before the offset is known to be older. Entries may be left out: what is read then begins
-earlier than need be, never later. That is how the table stays small.
+Output is divided into stretches. A new one begins with output that arrives `_STRETCH_S` or more after the begin of the
+last one. An entry has the time of the last output of the stretch before, and the offset of the new one: all output
+before the offset is older than that time. Entries may be left out to keep the table small: reading then begins too
+early, never too late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENTRY: Final = struct.Struct("<dq")
 
 
 class Times:
-    """Writes the table `name`, below a directory's descriptor; a table that cannot be written is left alone."""
+    """Writes the table `name` below a directory's descriptor, as far as it can be written."""
 
     def __init__(self, directory: int, name: str, printed_at: float) -> None:
         self._directory = directory
@@ -31,13 +31,13 @@ class Times:
         self._begun_at = 0.0
 
     def arrived(self, offset: int) -> None:
-        """Something has just been put at `offset`."""
+        """Note that output was stored at `offset` just now."""
         now = time.time()
         if not 0 <= now - self._begun_at < _STRETCH_S:
             self._begun_at = now
             if offset:
                 self._enter(offset)
-        # Never back with the clock: what was printed before an offset would seem older than it is.
+        # Never set back with the clock: output before an offset must not seem older than it is.
         self._printed_at = max(self._printed_at, now)
 
     def _enter(self, offset: int) -> None:
@@ -49,12 +49,12 @@ class Times:
                 entries = len(kept)
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, b"".join(_ENTRY.pack(*entry) for entry in kept), 0)
-            # Over what a full disk may have left of an entry.
+            # Overwrites the part of an entry that a full disk may have left.
             os.pwrite(fd, _ENTRY.pack(self._printed_at, offset), entries * _ENTRY.size)
 
 
 def offset_since(path: str, moment: float) -> int:
-    """Where to begin to read a log so as to miss nothing printed at `moment` or later."""
+    """The offset from which to read a log so that no output of `moment` or later is missed."""
     offset = 0
     with contextlib.suppress(FileNotFoundError), linux.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
         for ended, begins in _entries(fd):

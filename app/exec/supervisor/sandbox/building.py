@@ -1,8 +1,8 @@
-"""The steps of a command's child until it becomes bubblewrap, and children that took these steps in advance.
+"""The steps of a command's child until it executes bubblewrap, and children that take these steps in advance.
 
-Half of a command's start is the same for all commands of an instance. After a command has left an instance, one child
-enters it, makes the first process of a PID namespace, and waits for its order. It inherits only a socket, and ends when
-that socket closes.
+Half of the time of a start is the same for all commands of an instance. So, after a command has left, one child enters
+the instance, makes the first process of a PID namespace, and waits for its order. It holds only a socket of ours, and
+ends when that closes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Who = tuple[int, int] | None
 
 
 class Stands(NamedTuple):
-    """The first process of a PID namespace, the pipe that lets it stay, and the pipe that reports a mounted /proc."""
+    """The first process of a PID namespace, the pipe that makes it stay, and the pipe that tells of its /proc."""
 
     init: int
     life: int
@@ -40,11 +40,7 @@ class Stands(NamedTuple):
 
 
 def enter(found: Mapping[str, int], sandbox: Sandbox, say: int, pinned: tuple[str, ...] = ()) -> Stands:
-    """Enter the instance, with a mount namespace of our own and the first process of a PID namespace.
-
-    Raises:
-        OSError: With the path that cannot be pinned, or the reason why the instance cannot be entered.
-    """
+    """Enter the instance, with own mounts and the first process of a PID namespace; OSError names a path in the way."""
     namespaces.join(found)
     pins.lay(sandbox.workspace, sandbox.pinned, pinned)
     namespaces.be_apart()
@@ -59,7 +55,7 @@ def enter(found: Mapping[str, int], sandbox: Sandbox, say: int, pinned: tuple[st
 
 
 def finish(stands: Stands) -> None:
-    """Cover the kernel's files in /proc as soon as it is mounted."""
+    """Cover the files of the kernel in /proc, as soon as it is mounted."""
     if os.read(stands.mounted, 1) != b".":
         os._exit(1)
     os.close(stands.mounted)
@@ -67,9 +63,9 @@ def finish(stands: Stands) -> None:
 
 
 def become(stands: Stands, words: Sequence[str], say: int, fds: Sequence[int]) -> NoReturn:
-    """Become bubblewrap; `words` are its program, the mark of the first process, and the command.
+    """Execute bubblewrap; `words` are its program, the marker of the first process, and the command.
 
-    `fds` are the filter, the options, the pipe for `go`, and the streams.
+    `fds` are the filter, the options, the pipe of `go`, and the streams.
     """
     program, mark, *argv = words
     filters, options, wait, *streams = fds
@@ -112,7 +108,7 @@ class _Ready:
     over: bool = False
 
     def usable(self) -> bool:
-        """Whether the child exists and stands or will stand; otherwise it reports the reason with its order."""
+        """Whether it waits or is about to; if it has failed, it reports the reason when it gets its order."""
         if self.over or os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
         try:
@@ -130,12 +126,11 @@ class Ahead:
         self._ready: dict[str, _Ready] = {}
 
     def want(self, sandbox: Sandbox, who: Who, prepare: Callable[[], None]) -> None:
-        """Note what the next command of this instance will need."""
-        # Pins and approved bytes belong to one command only.
+        """Note what the next command of this instance will need; `pinned` and `held` are for one command only."""
         self._wanted[sandbox.key] = _Wanted(replace(sandbox, pinned=(), held=()), who, prepare)
 
     def make(self, key: str, found: Mapping[str, int]) -> None:
-        """Make a child unless one exists or resources lack; commands start without it too."""
+        """Make a waiting child unless there is one, or no room; it is only an optimisation."""
         wanted = self._wanted.get(key)
         if wanted is None or not found or key in self._ready or len(self._ready) >= MOST:
             return
@@ -159,7 +154,7 @@ class Ahead:
         self._ready[key] = _Ready(wanted, pid, pidfd, ours, timer)
 
     def take(self, sandbox: Sandbox, who: Who) -> tuple[int, socket.socket] | None:
-        """A waiting child, and the socket for its order; the caller owns both."""
+        """The pid of a waiting child, and the socket for its order; the caller owns both from now on."""
         ready = self._ready.get(sandbox.key)
         if ready is None:
             return None
@@ -176,14 +171,14 @@ class Ahead:
         self.discard(key)
 
     def discard(self, key: str) -> None:
-        """End the child, because the instance's mounts have changed and the child has a copy of the old ones."""
+        """Kill the waiting child: the mounts of the instance have changed, and it has the old ones."""
         ready = self._ready.get(key)
         if ready is not None:
             ready.over = True
             procfs.send(ready.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all children and wait for them."""
+        """End all waiting children, and wait for that."""
         for key in list(self._ready):
             self.discard(key)
             self._ended(key)
@@ -203,7 +198,7 @@ class Ahead:
 def send_order(
     link: socket.socket, sandbox: Sandbox, words: Sequence[str], umask: int, said: int, fds: Sequence[int]
 ) -> None:
-    """Order a child to become bubblewrap with these arguments, reporting on `said`; `fds` as in `become`."""
+    """Order a waiting child to execute bubblewrap, reporting on `said`; `fds` as in `become`."""
     own = (sandbox.fixed, sandbox.readonly, sandbox.masked, sandbox.stubs)
     order = linux.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
     try:
@@ -213,7 +208,7 @@ def send_order(
 
 
 def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) -> NoReturn:
-    # The supervisor's collected objects and descriptor numbers must not be used here.
+    # Neither collect the supervisor's garbage nor handle its signals.
     gc.disable()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -228,14 +223,13 @@ def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) ->
     except OSError as error:
         stands, told = error, "!"
     with contextlib.suppress(OSError):
-        # A supervisor that has sent its order no longer reads the socket.
+        # A sender of an order does not read any more.
         link.send(told.encode(), socket.MSG_NOSIGNAL)
-    for fd in found.values():
-        os.close(fd)
+    linux.close_all(found.values())
     try:
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # A supervisor that closed the socket did not read our report; an order sent before can still be read.
+        # The other side closed it with our message unread; its own last message can still be read.
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""A forked bubblewrap: its reports until its sandbox stands, and its end."""
+"""A forked bubblewrap: its messages until the sandbox stands, and its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KNOWN: Final = (
 
 
 def child_of(text: str) -> int:
-    """The pid, in our namespace, of the process in the sandbox; ValueError if it was not reported."""
+    """The pid, as seen from here, of the process in the sandbox; raises ValueError if bubblewrap did not tell it."""
     found = _INFO.search(text)
     child: object = json.loads(found[0]).get("child-pid") if found else None
     if not isinstance(child, int) or child < 2:
@@ -35,18 +35,18 @@ def child_of(text: str) -> int:
 
 
 def errno_in(text: str) -> int:
-    """The errno of an error that bubblewrap reported in words; EIO if the words are unknown."""
+    """The errno of the error that bubblewrap reported in words; EIO if we do not know the words."""
     known = next((number for number in _KNOWN if os.strerror(number) in text), errno.EIO)
     return int(found[1]) or errno.EIO if (found := _FAILED.search(text)) else known
 
 
 def words_in(text: str) -> str:
-    """The lines for people, without numbers of processes and namespaces and without reports to us."""
+    """The part of the messages that is meant for people."""
     return _OURS.sub("", _INFO.sub("", text)).lstrip()
 
 
 def give_up(pid: int, *fds: int) -> None:
-    """Close `fds`, and end the forked child, if any, because resources for it lack."""
+    """Close those of `fds` that are open, and kill and reap `pid` unless it is 0."""
     for fd in fds:
         if fd >= 0:
             os.close(fd)
@@ -56,10 +56,10 @@ def give_up(pid: int, *fds: int) -> None:
 
 
 class Said:
-    """Collects its reports from `fd`, and calls `then` once: when it is ready, has ended, or was silent for too long.
+    """Reads the messages of bubblewrap from `fd`; calls `then` once it is ready, has ended, or was silent too long.
 
-    `errno` is 0 when it is ready. `end` kills and reaps it, and then calls `gone`. If the kernel has no resources to
-    follow it (OSError), `fd` and `pid` still belong to the caller.
+    `errno` is 0 if it is ready. `end` kills and reaps it, then calls `gone`. After an OSError of the constructor, `fd`
+    and the process are still the caller's.
     """
 
     def __init__(self, loop: Loop, fd: int, pid: int, patience_s: float) -> None:

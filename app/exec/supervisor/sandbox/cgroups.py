@@ -1,12 +1,13 @@
-"""Limits by cgroup on all processes of a sandbox instance together; used where they work, never required.
+"""Limits for all processes of a sandbox instance together, by cgroup: detected by trying, never required.
 
-Groups are made below our own cgroup, so our limits hold for them too. cgroup v1 (memory, pids) works where we can make
-directories, which needs root. cgroup v2 works below a unit that systemd delegated (Delegate=yes with
-DelegateSubgroup=), or below the root of a cgroup namespace without other processes, as in a container.
+Groups are made below our own cgroup, so our limits hold for them too. cgroup v1 (memory, pids): as root. cgroup v2:
+below a unit that systemd delegated (Delegate=yes with DelegateSubgroup=), or below the root of a cgroup namespace
+without other processes, as in a container.
 
-Memory includes swap and files in a tmpfs; at the limit the kernel kills one process of the group. Threads count as
-processes; at the limit fork fails with EAGAIN. Files in a tmpfs count until they are removed: if the tmpfs of an
-instance can hold more than its memory limit, a full tmpfs kills all its processes, and each later command.
+Memory includes swap and files in a tmpfs; at the limit the kernel kills one process of the group. Processes are tasks,
+so each thread counts; at the limit fork fails with EAGAIN. Files in a tmpfs count until they are removed, and killing
+frees none: if the tmpfs of an instance can hold more than its memory limit, filling it kills all its processes and each
+later command.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shellback.exec.wire.sandbox import Bounds
 PREFIX: Final = "shellback"
 _OURSELVES: Final = "+main"
 _TRIED: Final = "+probe"
-"""Names that no instance has."""
+"""Instances cannot have these names."""
 _AGAIN_S: Final = 5.0
 _ALONE: Final = "file size by rlimit, processes by rlimit for each instance"
 _TOGETHER: Final = "file size by rlimit, processes not at all: this kernel would count those of the whole user"
@@ -41,16 +42,12 @@ class Group:
         self._doors = doors
 
     def join(self) -> None:
-        """Put the calling process, a forked child of ours, and its future children under these limits.
-
-        Raises:
-            OSError: The group is gone, or the kernel refuses.
-        """
+        """Put the calling process and its future children under these limits; for a forked child before its exec."""
         for fd in self._doors:
             os.write(fd, b"0")
 
     def remove(self) -> bool:
-        """Remove the group; False while it has a process, and the caller tries again later."""
+        """Remove it; False while it still has a process, so try again later."""
         while self._doors:
             os.close(self._doors.pop())
         self._folders = [folder for folder in self._folders if not _removed(folder)]
@@ -58,7 +55,7 @@ class Group:
 
 
 class Cgroups:
-    """Groups of one state directory, whose name is `owner`; `note` receives errors."""
+    """Groups of one state directory, which `owner` names; errors are passed to `note`."""
 
     def __init__(self, owner: str, note: Callable[[str], None]) -> None:
         self._prefix = f"{PREFIX}.{owner}."
@@ -66,13 +63,13 @@ class Cgroups:
         self._hierarchies: list[Hierarchy] = []
         self.memory = self.processes = False
         self.says = ""
-        """What can be limited here, and a sentence about it for people."""
+        """What can be limited here, in one sentence."""
 
     def probe(self, ours: Collection[int] = ()) -> None:
-        """Find what can be limited, by making and joining a group. Call it once, before any other method.
+        """Detect what can be limited by making a group and joining it; call this once, first.
 
-        `ours` are further pids that may be moved into a group, which cgroup v2 requires in a container. That group
-        stays; nothing else does.
+        `ours` are other pids that may be moved into a separate group, which cgroup v2 needs in a container. Only that
+        group remains.
         """
         reasons: list[str] = []
         for hierarchy in hierarchies.hierarchies(reasons, self._prefix + _OURSELVES, {os.getpid(), *ours}):
@@ -90,7 +87,7 @@ class Cgroups:
         self.says = self._sentence(reasons)
 
     def make(self, name: str, *, memory_bytes: int, processes: int) -> Group | None:
-        """The new or existing group of that name with these limits (0: none); None if nothing can be limited."""
+        """The group of that name with these limits (0 is none), made if missing; None if nothing can be limited."""
         limits = {MEMORY: memory_bytes, PIDS: processes}
         folders: list[str] = []
         doors: list[int] = []
@@ -106,9 +103,9 @@ class Cgroups:
         return Group(folders, doors) if folders else None
 
     def leftovers(self, keep: Collection[str] = ()) -> int:
-        """Remove empty groups of this state directory except `keep`; returns how many stay.
+        """Remove empty groups of this state directory, except those in `keep`; how many could not be removed.
 
-        Only groups below our present cgroup are removed; groups below another one stay there, empty.
+        Groups below a cgroup that we were in earlier stay there, empty.
         """
         kept = {self._prefix + name for name in (*keep, _OURSELVES)}
         stayed = 0
@@ -156,7 +153,7 @@ class Cgroups:
 
 
 def _made(hierarchy: Hierarchy, folder: str, limits: dict[str, int]) -> int:
-    """Make the group and set its limits; returns the descriptor by which it is joined."""
+    """Make the group and set its limits; a descriptor of the file by which a process joins."""
     made = False
     try:
         with contextlib.suppress(FileExistsError):
@@ -186,7 +183,7 @@ def _removed(folder: str) -> bool:
 
 
 class Groups:
-    """The groups of all instances, probed when the first sandbox is made. Its methods run on the loop's thread."""
+    """The groups of all instances; what the machine supports is detected when the first sandbox is needed."""
 
     def __init__(self, loop: Loop, keeper: Callable[[], int | None], note: Callable[[str], None]) -> None:
         self._loop = loop
@@ -199,7 +196,7 @@ class Groups:
         self._alone: dict[tuple[int, int] | None, bool] = {}
 
     def says(self, who: tuple[int, int] | None) -> str:
-        """One sentence about what limits a sandbox of this user."""
+        """The limits of a sandbox of this user here, in one sentence."""
         return f"{self._tried().says}; {_ALONE if self._counted_alone(who) else _TOGETHER}"
 
     def together(self, who: tuple[int, int] | None) -> tuple[bool, bool]:
@@ -208,10 +205,9 @@ class Groups:
         return found.memory, found.processes or self._counted_alone(who)
 
     def join(self, key: str, bounds: Bounds) -> Callable[[], object] | None:
-        """The function by which a forked child joins the group of its instance; None if groups do not work here.
+        """The call by which a forked child joins the group of its instance; None if no group can limit it.
 
-        Raises:
-            OSError: Groups work, but the kernel has no resources now.
+        Raises OSError if there is no room for the group now.
         """
         cgroups = self._tried()
         if not bounds.memory_bytes and not bounds.processes:
@@ -226,7 +222,7 @@ class Groups:
         return self._groups[key].join
 
     def for_each(self, bounds: Bounds, who: tuple[int, int] | None) -> Bounds:
-        """The bounds that each process needs beside the group."""
+        """The bounds that each process needs in addition to the group."""
         return replace(
             bounds,
             processes=bounds.processes if self._counted_alone(who) else 0,
@@ -240,7 +236,7 @@ class Groups:
         if inherited:
             self.kept.remove(key)
         if inherited if group is None else not group.remove():
-            # It belongs to the last supervisor and was not used since, or the kernel still removes its processes.
+            # An unused group of the last supervisor, or the kernel is still ending its processes.
             self._loop.after(_AGAIN_S, self._sweep)
 
     def _sweep(self) -> None:

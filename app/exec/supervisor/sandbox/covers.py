@@ -1,12 +1,12 @@
-"""Covers: mounts over paths of one command's view, in a mount namespace of its own, before bubblewrap builds.
+"""Covers of one command: mounts in its own mount namespace, made before bubblewrap builds the sandbox.
 
-Everything is opened by descriptors, so the inspected file is the covered file. No symlink is followed, even one that
-appears meanwhile; the start fails instead. Bubblewrap would cover by name, and read the table of mounts for each cover.
+Files are accessed by descriptors, so the inspected file is the covered file. Symlinks are not followed: if one is put
+in the way, the start fails. Bubblewrap would mount by name, and read the whole mount table for each.
 
-Approved bytes are covers too: a copy of a script, hashed while it was made, is mounted read-only on the file from which
-it was read. Writes to the file do not reach the command. A process outside that renames another file over the path
-removes the mount with the name; `check_held` detects that before the command begins. Sources: openat2(2), open_tree(2),
-mount_setattr(2), move_mount(2).
+Approved scripts are held the same way: a copy, hashed while it is made, is mounted read-only on the file from which it
+was read. The command runs the copy, whatever is written into the file later. Renaming another file over the path from
+outside removes the mount; `check_held` detects that if it happens before the command begins. Sources: openat2(2),
+open_tree(2), mount_setattr(2), move_mount(2).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PATH: Final = os.O_PATH | os.O_CLOEXEC
 _KERNELS: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 """Directories and files of /proc that belong to the machine, not to processes."""
 _OF_USERS: Final = ("keys", "key-users")
-"""Files of /proc that show the user's processes outside too."""
+"""Files of /proc that tell about the user's processes outside too."""
 
 CHANGED: Final = "changed since it was approved"
 FILE_BYTES: Final = 16 * 1024 * 1024
@@ -54,11 +54,7 @@ _LAID: Final = re.compile(r"^held (\d+):(\d+)$", re.MULTILINE)
 
 
 def over_processes() -> None:
-    """Cover the files of the kernel and of users outside in the new /proc of this mount namespace.
-
-    Raises:
-        OSError: With the path that could not be covered.
-    """
+    """In the new /proc of this mount namespace, cover the files of the kernel and of users outside."""
     with linux.opened(PROC) as root, linux.opened(os.devnull) as null:
         for name in (*_KERNELS, *_OF_USERS):
             with contextlib.suppress(FileNotFoundError):
@@ -66,10 +62,9 @@ def over_processes() -> None:
 
 
 def over_workspace(sandbox: Sandbox) -> None:
-    """Lay the covers of the workspace in this mount namespace, inside the instance.
+    """Lay the covers of the workspace in this mount namespace, after entering the instance.
 
-    Raises:
-        OSError: With the path that could not be covered; ELOOP for a symlink.
+    OSError names the path in the way: ELOOP for a symlink.
     """
     with (
         linux.opened(sandbox.workspace) as root,
@@ -94,7 +89,7 @@ def over_workspace(sandbox: Sandbox) -> None:
 
 @contextlib.contextmanager
 def beneath(root: int, name: str, flags: int = _PATH, resolve: int = _NO_SYMLINKS_BENEATH) -> Generator[int]:
-    """A file below a directory, without symlinks in the path; OSError otherwise."""
+    """A file below a directory; OSError if a symlink is on the way."""
     how = struct.pack("QQQ", flags, 0, resolve)
     fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     try:
@@ -114,20 +109,20 @@ def _make(root: int, name: str) -> None:
 
 
 def _cover(root: int, name: str, source: int | None = None, *, read_only: bool = True) -> None:
-    """Mount `source` on a name, or the name on itself."""
+    """Mount `source`, or the file itself, on the file."""
     with beneath(root, name) as place:
         lay(place if source is None else source, place, name, read_only=read_only)
 
 
 def lay(source: int, place: int, name: str, *, read_only: bool = True) -> None:
-    """Mount an open file or directory on another; `name` is for the error."""
+    """Mount one open file or directory on another; `name` is for the error."""
     with cloned(source, name, read_only=read_only) as tree:
         put(tree, place, name)
 
 
 @contextlib.contextmanager
 def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
-    """A detached mount of a file or directory, with all mounts below it."""
+    """A detached mount of a file or directory and all below it."""
     tree = linux.checked(linux.libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
     try:
         attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
@@ -140,22 +135,21 @@ def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
 
 
 def put(tree: int, place: int, name: str) -> None:
-    """Attach a detached mount to an open file or directory."""
+    """Attach a detached mount at an open file or directory."""
     linux.checked(linux.libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
 
 
 def mounted(fd: int) -> bool:
-    """Whether the descriptor is the root of a mount: statx(2)."""
+    """Whether this is the root of a mount: statx(2)."""
     found = ctypes.create_string_buffer(256)
     linux.checked(linux.libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
     return bool(struct.unpack_from("Q", found, 8)[0] & _MOUNT_ROOT)
 
 
 def over_scripts(sandbox: Sandbox) -> bytes:
-    """Mount the approved bytes in this mount namespace, inside the instance; returns their inodes as text.
+    """Mount the held scripts in this mount namespace, after entering the instance; a report for `check_held`.
 
-    Raises:
-        OSError: With the path; ESTALE if the contents differ, ELOOP for a symlink.
+    OSError names the path: ESTALE if its content has changed, ELOOP for a symlink.
     """
     if not sandbox.held:
         return b""
@@ -177,12 +171,9 @@ def over_scripts(sandbox: Sandbox) -> bytes:
 
 
 def check_held(pid: int, request: StartRequest, text: str) -> None:
-    """Check that a process that waits to become the command is in its directory, and would find the approved bytes.
+    """Check that the process that is to become the command is in its directory and finds the held scripts.
 
-    `text` is the result of `over_scripts`.
-
-    Raises:
-        OSError: ESTALE with the path that differs, or the reason why it cannot be checked.
+    `text` has the report of `over_scripts`. OSError ESTALE names the path that has changed.
     """
     if request.place is not None:
         place = os.stat(f"/proc/{pid}/cwd")
@@ -224,5 +215,5 @@ def _found(root: int, name: str) -> tuple[int, int]:
 
 
 def unescaped(place: bytes) -> bytes:
-    """A path from a table of mounts with its escapes replaced: proc_pid_mountinfo(5)."""
+    """A path from a mount table with its escapes decoded: proc_pid_mountinfo(5)."""
     return _ESCAPED.sub(lambda escape: bytes([int(escape[1], 8)]), place) if b"\\" in place else place

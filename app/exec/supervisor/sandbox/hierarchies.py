@@ -1,4 +1,4 @@
-"""Finds our cgroups, and the cgroups below which we may make groups.
+"""The cgroups that we are in, and those below which we may make groups.
 
 Sources: cgroups(7); Documentation/admin-guide/cgroup-v1/ and cgroup-v2.rst of the kernel; systemd.resource-control(5).
 """
@@ -19,7 +19,7 @@ PIDS: Final = "pids"
 KINDS: Final = (MEMORY, PIDS)
 _DELEGATED: Final = ("user.delegate", "trusted.delegate")
 
-# When the limit falls, swap is set after it; when it rises, before it.
+# Lowering a limit: swap after memory. Raising it: swap before memory.
 _SWAP: Final = "?memory.memsw.limit_in_bytes"
 _V1: Final = {
     MEMORY: ((_SWAP, "-1"), ("memory.limit_in_bytes", ""), (_SWAP, "")),
@@ -29,12 +29,12 @@ _V2: Final = {
     MEMORY: (("?memory.swap.max", "0"), ("memory.max", "")),
     PIDS: (("pids.max", ""),),
 }
-"""Files of a group and the text to write, "" for the limit; "?": the file may be missing."""
+"""Files of a group and their content, "" for the limit; with "?" the file may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A cgroup in which we can make groups, and what these limit."""
+    """A cgroup in which we can make groups, and what they limit."""
 
     version: int
     folder: str
@@ -45,8 +45,8 @@ class Hierarchy:
 
     @property
     def door(self) -> str:
-        # A thread that moves itself takes 0.08 ms; through cgroup.procs it was 13 ms here, because the kernel stops
-        # every fork of the machine first.
+        # A single thread moves itself at once. With cgroup.procs the kernel stops all forks of the machine first: 13 ms
+        # instead of 0.08 ms here.
         return "tasks" if self.version == 1 else "cgroup.procs"
 
 
@@ -65,12 +65,12 @@ def read(path: str) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    # Names in the file may contain other characters that Python takes as the end of a line.
+    # Not `splitlines`: names may contain other line ends of Python.
     return [line for line in read(path).split("\n") if line]
 
 
 def _mounts() -> Iterator[tuple[str, list[str], str, str]]:
-    """Each cgroup file system: kind, options, root in the hierarchy, and mount point."""
+    """Each cgroup file system: kind, options, the root of what it shows, and its mount point."""
     for left, _, right in (line.partition(" - ") for line in _lines("/proc/self/mountinfo")):
         kind, _, options = right.split(" ", 2)
         if kind in {"cgroup2", "cgroup"}:
@@ -79,7 +79,7 @@ def _mounts() -> Iterator[tuple[str, list[str], str, str]]:
 
 
 def hierarchies(reasons: list[str], leaf: str, ours: set[int]) -> Iterator[Hierarchy]:
-    """Our cgroups, v2 first, and what can be limited below them; `reasons` gets why others cannot be used."""
+    """Cgroups that we are in and what may be limited below them, v2 first; adds refusals to `reasons`."""
     try:
         own = [line.split(":", 2)[1:] for line in _lines("/proc/self/cgroup")]
         mounts = sorted(_mounts(), key=lambda mount: mount[0], reverse=True)
@@ -103,7 +103,7 @@ def hierarchies(reasons: list[str], leaf: str, ours: set[int]) -> Iterator[Hiera
 
 
 def memory_bytes() -> int:
-    """The memory for us: the machine's, or the limit of our cgroup if that is less."""
+    """The memory of the machine, or the limit of our cgroup if that is less."""
     found = [int(line.split()[1]) << 10 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
     with contextlib.suppress(OSError, ValueError):
         own = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
@@ -125,7 +125,7 @@ def _limits_of(folder: str | None, top: str) -> Iterator[int]:
 
 
 def _below(mount: str, root: str, path: str) -> str | None:
-    """The directory of the cgroup `path` in a mount that shows the hierarchy below `root`; None if invisible."""
+    """The directory of cgroup `path` in a mount that shows the hierarchy from `root` on; None if it is not shown."""
     if not path.startswith("/") or path.startswith("/.."):
         return None
     inside = os.path.relpath(path, root)
@@ -133,7 +133,7 @@ def _below(mount: str, root: str, path: str) -> str | None:
 
 
 def _delegated(folder: str, path: str, leaf: str, ours: set[int]) -> Hierarchy:
-    """The v2 cgroup in which we can make groups, with its controllers on; OSError with the reason if there is none."""
+    """The v2 cgroup in which we may make groups, with its controllers enabled; OSError says why there is none."""
     above = os.path.dirname(folder)
     if os.path.basename(folder) == leaf or (path != "/" and _is_delegated(above)):
         folder, path = above, os.path.dirname(path)
@@ -148,7 +148,7 @@ def _delegated(folder: str, path: str, leaf: str, ours: set[int]) -> Hierarchy:
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
-        # A group with limits cannot contain both processes and groups. Our processes move; others must not.
+        # A group with limits may not contain both processes and groups: move our processes, no others.
         pids = {int(word) for word in read(os.path.join(folder, "cgroup.procs")).split()}
         if not pids <= ours:
             text = "our cgroup has processes of others in it (systemd: DelegateSubgroup=main)"

@@ -1,7 +1,7 @@
-"""Sandbox instances: namespaces that the commands of one conversation and profile share, held only as descriptors.
+"""Sandbox instances: namespaces that the commands of one conversation and profile share, held as descriptors only.
 
-A bubblewrap makes an instance, and ends as soon as its namespaces are held here and by the keeper. An instance has no
-process that could be killed; it ends when it is unused for a while.
+A bubblewrap makes an instance, and ends once we and the keeper hold its namespaces. So an instance has no process that
+could be killed. It ends when it has not been used for `IDLE_S`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.cgroups import Groups
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.restoring import Who
+from shellback.exec.wire import linux
 from shellback.exec.wire.fields import Message, Refused
 from shellback.exec.wire.protocol import Loss
 from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
 
 MOST: Final = 128
-"""The most instances; each needs up to nine descriptors, and memory for its /tmp."""
+"""Instances at a time; each takes up to nine descriptors, and memory for its /tmp."""
 IDLE_S: Final = 900.0
 MAKE_S: Final = 20.0
 _HELD: Final = "instance."
@@ -40,12 +41,12 @@ _ABOVE: Final = 64
 _READY: Final = "echo ready; read -r _"
 
 Then = Callable[[dict[str, int] | None, int, str], None]
-"""Receives the namespaces, or None with errno and bubblewrap's message."""
+"""Gets the namespaces, or None with errno and the messages of bubblewrap."""
 
 
 @dataclass(slots=True)
 class Instance:
-    """`namespaces` is empty while the instance is made; `waiting` are the callers that wait for it."""
+    """`namespaces` is empty while it is being made; `waiting` are the callbacks of its users meanwhile."""
 
     namespaces: dict[str, int] = field(default_factory=dict[str, int])
     waiting: list[Then] = field(default_factory=list[Then])
@@ -68,7 +69,7 @@ class Instances:
         return len(self._all)
 
     def adopt(self, held: dict[str, link.Held]) -> None:
-        """Take over the last supervisor's instances from the keeper's descriptors, and remove them from `held`."""
+        """Take over the instances of the last supervisor from the keeper; removes them from `held`."""
         for name in [name for name in held if name.startswith(_HELD)]:
             key, one = name.removeprefix(_HELD), held.pop(name)
             self._all[key] = Instance(one.fds)
@@ -76,7 +77,7 @@ class Instances:
                 self._rest(key)
                 self._watch(key, one.notes)
             else:
-                # The keeper could not hold all descriptors: an instance without one isolates nothing.
+                # The keeper had no room for all namespaces; an instance without one does not isolate.
                 self._end(key)
 
         self.groups.kept = list(self._all)
@@ -90,7 +91,7 @@ class Instances:
             instance.idle = None
 
     def leave(self, key: str) -> None:
-        """Note that a command that had entered has ended, with all its processes."""
+        """Note that a command has left with all its processes."""
         instance = self._all.get(key)
         if instance is not None:
             instance.used -= 1
@@ -98,7 +99,7 @@ class Instances:
             self.ahead.make(key, instance.namespaces)
 
     def beside(self, key: str) -> list[dict[str, int]]:
-        """The namespaces of the other instances in which commands run; with '' of all."""
+        """The namespaces of the other instances in which commands run; with '', of all instances."""
         return [
             instance.namespaces
             for name, instance in self._all.items()
@@ -106,10 +107,9 @@ class Instances:
         ]
 
     def make(self, sandbox: Sandbox, who: tuple[int, int] | None, then: Then) -> None:
-        """Make the instance, or find it; `then` is called now or later. The caller must have entered it.
+        """Pass the namespaces of the instance to `then`, now or once it is made; call `enter` first.
 
-        Raises:
-            Refused: The most instances exist, and all are in use.
+        Raises Refused if the maximum number of instances is in use.
         """
         instance = self._all[sandbox.key]
         if instance.namespaces:
@@ -140,7 +140,7 @@ class Instances:
         def work() -> NoReturn:
             namespaces.prepare(who, Bounds())
             os.umask(0o022)
-            # As the user of the commands, so that files which that user cannot read are not copied.
+            # As the command's user, so that no file is copied that the user may not read.
             options = namespaces.options_in_memory("view", _copying(sandbox.view))
             namespaces.become(
                 argv,
@@ -174,8 +174,7 @@ class Instances:
                 )
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", 0) or errno.EIO
-            for fd in found.values():
-                os.close(fd)
+            linux.close_all(found.values())
             found = {}
         os.close(stop)
         said.end()
@@ -189,13 +188,13 @@ class Instances:
             then(found or None, number, said.text)
 
     def _watch(self, key: str, notes: Message) -> None:
-        """Keep the covers of the instance: later commands inherit its mounts."""
+        """Keep the hidden files of the instance covered: later commands inherit its mounts."""
         instance, hidden, who = self._all[key], notes.get("hidden"), notes.get("who")
         if not hidden:
             return
 
         def told(loss: Loss) -> None:
-            # A child that was made before the cover was restored has the old mounts.
+            # The waiting child was made before the cover was restored, so it lacks the cover.
             self.ahead.discard(key)
             self._diary.note(f"sandbox {key}: lost a cover, {loss['how']}")
 
@@ -226,14 +225,13 @@ class Instances:
         self.ahead.drop(key)
         if instance.idle is not None:
             instance.idle.cancel()
-        for fd in instance.namespaces.values():
-            os.close(fd)
+        linux.close_all(instance.namespaces.values())
         self._keeper.drop(_HELD + key)
         self.groups.drop(key)
 
 
 def _copying(view: Sequence[str]) -> Iterator[str]:
-    """The options of bubblewrap; descriptors that it reads stay open, to be inherited."""
+    """The options of bubblewrap; files that it copies stay open and are inherited."""
     words = iter(view)
     for word in words:
         if word != COPY:
@@ -265,10 +263,9 @@ def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:
                 found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         if sandbox.hidden:
             found[_TABLE] = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        # If it had ended before, these could be another process's.
+        # If the process had ended before, these could belong to another one.
         procfs.child(pid, parent)
     except BaseException:
-        for fd in found.values():
-            os.close(fd)
+        linux.close_all(found.values())
         raise
     return found

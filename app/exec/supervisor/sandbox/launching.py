@@ -1,7 +1,7 @@
-"""Starts one command in a sandbox, asynchronously and with the kernel's own wait status.
+"""Starts one command in a sandbox, asynchronously, so that its wait status comes from the kernel.
 
-bubblewrap reports a death by signal n as exit code 128 + n. So it only builds the sandbox: its waiting child becomes an
-orphan of ours, the subreaper, before it becomes the command. If the supervisor dies before that, nothing has run.
+Bubblewrap reports death by a signal as 128 + n. So it only builds the sandbox: its waiting child becomes an orphan of
+ours, the subreaper, before it executes the command. If the supervisor dies before that, the command has not run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LAUNCH_S: Final = 20.0
 _INIT: Final = re.compile(r"^init (\d+)$", re.MULTILINE)
 
 Failed = Callable[[int, str], None]
-"""Receives the errno and bubblewrap's message."""
+"""Gets the errno and the messages of bubblewrap."""
 
 
 class Orphans:
-    """Orphans that are commands: the loop reaps them, after it has recorded their status.
+    """Orphans that are commands: the loop's thread reaps them, after it has recorded their wait status.
 
-    The first thread, which reaps all other orphans, and the loop's thread share it.
+    The first thread, which reaps all other orphans, shares this with the loop's thread.
     """
 
     def __init__(self) -> None:
@@ -43,24 +43,24 @@ class Orphans:
         self._changed = threading.Condition()
 
     def expect(self, pid: int) -> None:
-        """Leave this process to the loop, already before it is an orphan."""
+        """Reserve this process for the loop, before it becomes an orphan."""
         with self._changed:
             self._expected.add(pid)
 
     def reaped(self, pid: int) -> None:
-        """Note that the loop has reaped the process, or will never get it."""
+        """Note that the loop has reaped it, or never will."""
         with self._changed:
             self._expected.discard(pid)
             self._changed.notify_all()
 
     def leave(self, pid: int) -> None:
-        """Wait until the loop has reaped this process, if the loop expects it."""
+        """Wait until the loop has reaped this process, if it is reserved."""
         with self._changed:
             self._changed.wait_for(lambda: pid not in self._expected)
 
 
 class Launched(NamedTuple):
-    """A command's process, now our child, and pid and start time of the first process of its PID namespace."""
+    """A command's process, now our child, and pid and start of the first process of its PID namespace."""
 
     pid: int
     start: int
@@ -70,9 +70,9 @@ class Launched(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """The launch of one command; ends in `started` or `failed`. The streams stay the caller's.
+    """The start of one command; ends in `started` or `failed`. The caller keeps the streams.
 
-    `standing` gets the process before it may run; an OSError of it stops the launch.
+    `standing` gets the process before it may go; if it raises OSError, the start fails.
     """
 
     loop: Loop
@@ -91,12 +91,7 @@ class Launch:
     _main: Launched | None = None
 
     def begin(self) -> None:
-        """Start as soon as the instance exists; the caller has entered it.
-
-        Raises:
-            Refused: There are too many instances.
-            OSError: The kernel has no resources.
-        """
+        """Start once the instance is made; the caller has entered it. Raises what `Instances.make` does."""
         if self.sandbox.pinned:
             self._elsewhere = self.instances.beside(self.sandbox.key)
         self.instances.make(self.sandbox, spawn.owner(self.request), self._fork)
@@ -142,8 +137,7 @@ class Launch:
             give_up(pid, go, said)
             raise
         finally:
-            for fd in opened:
-                os.close(fd)
+            linux.close_all(opened)
         self._go = go
         talk.then = partial(self._stands, talk)
 
@@ -168,8 +162,7 @@ class Launch:
         others: tuple[int, ...],
     ) -> NoReturn:
         request, sandbox = self.request, self.sandbox
-        for fd in others:
-            os.close(fd)
+        linux.close_all(others)
         prepare()
         pins.lay_elsewhere(self._elsewhere, sandbox.workspace, sandbox.pinned)
         stands = building.enter(found, sandbox, say, self.pinned)
@@ -180,7 +173,7 @@ class Launch:
         building.become(stands, self._words(), say, fds)
 
     def _stands(self, talk: Said) -> None:
-        """When the sandbox stands, open both processes while their parent bubblewrap exists; or report the failure."""
+        """The sandbox stands or has failed: open both processes while bubblewrap, their parent, still exists."""
         number = talk.errno
         try:
             found = _INIT.search(talk.text)
@@ -197,12 +190,12 @@ class Launch:
         talk.end()
 
     def _orphaned(self, number: int, text: str) -> None:
-        """Bubblewrap has ended and its child is ours: let it run, or end all of it."""
+        """Bubblewrap has ended, and its children are ours: let the command go, or end all of them."""
         crashpoints.reach("supervisor.orphaned")
         request, main = self.request, self._main
         if main is not None and not number:
             try:
-                # From here on the command's directory cannot change.
+                # From here on its directory cannot change.
                 covers.check_held(main.pid, request, text)
                 self.standing(main.pid)
                 os.write(self._go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
@@ -230,7 +223,7 @@ def _held(pid: int, parent: int) -> tuple[int, int, int]:
 
 
 def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:
-    # On a terminal, setsid(1) makes the POSIX session and takes the terminal.
+    # With a terminal, setsid(1) makes the session and takes the terminal.
     words = [*sandbox.wrap, "--clearenv", *(["--new-session"] if request.pty is None else [])]
     for name, value in request.env.items():
         words += ["--setenv", name, value]

@@ -1,8 +1,8 @@
-"""Restores covers that are lost while commands run, within milliseconds; otherwise the commands end.
+"""Covers that are lost while commands run: restored within milliseconds, or the commands are ended.
 
-A mount on a file disappears in every mount namespace when a process in another one removes the file or renames another
-file over it, as git and most editors do: unlink(2), rename(2). A poll of the table of mounts notices that:
-proc_pid_mountinfo(5). A rename of the file itself moves the mount along; `Renames` notices that.
+A mount on a file disappears in all mount namespaces when a process in another one removes the file or renames a file
+over it, as git and most editors do: unlink(2), rename(2). Polling the mount table of a namespace detects that:
+proc_pid_mountinfo(5). Renaming the file away moves the mount along: `Renames` detects that.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ RESTORED: Final = "restored"
 ENDED: Final = "ended"
 CHANGED: Final = "changed"
 MOST: Final = 64
-"""The most losses that are kept for one session."""
+"""How many losses are recorded for one session."""
 _AWAY_S: Final = 0.05
-"""Seconds that a file may be missing: editors rename it before they write the new one."""
+"""How long a file may be missing: editors rename it before they write the new one."""
 _LIMIT_S: Final = 0.5
 _AGAIN_S: Final = 0.002
 _FILES: Final = 256
 _CONFIGURATIONS: Final = frozenset({"config", "config.worktree", ".gitconfig"})
-"""Names of files whose settings are compared."""
+"""Names of git configuration files, whose settings are compared."""
 _MASKS: Final = frozenset({b"null", *(os.path.basename(path).encode() for path in (EMPTY, NOTHING)), b""})
-"""Mounted over hidden paths: the null device, an empty directory, or a file system of its own."""
+"""The roots of mounts that hide files: the null device, the symlink to nothing, an empty directory, a tmpfs."""
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 Enter = Callable[[], Mapping[str, int] | None]
-"""Descriptors of the namespaces in which to restore, which are then closed; None if nothing can be restored."""
+"""Descriptors of the namespaces to restore in, which are then closed; None if restoring is impossible."""
 
 
 @dataclass(slots=True)
 class _Lost:
-    """`file` is device and inode of the file that is covered instead, if another process could have opened it."""
+    """`file` is device and inode of the newly covered file, which a command may have opened before."""
 
     since: float
     file: tuple[int, int] | None = None
@@ -59,9 +59,9 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One mount namespace: its covers, their top directory, and how and as which user it is entered.
+    """One mount namespace: its covers, their root directory, how it is entered, and as which user.
 
-    `told` gets each settled loss; `end` is called once if a cover cannot be restored.
+    `told` gets each loss once it is settled; `end` is called once if a cover cannot be restored.
     """
 
     covered: dict[str, str]
@@ -80,10 +80,9 @@ class Losses:
         self._read: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def watch(self, place: Place, pid: int = 0, table: int = -1) -> Watch:
-        """Watch the mount namespace of a process, or the one of the open `table`, which stays the caller's.
+        """Watch the mount namespace of process `pid`, or the one whose mount table is open as `table`.
 
-        Raises:
-            OSError: The process has ended, or the kernel has no resources.
+        The caller keeps `table`. Raises OSError if the process has gone, or there is no room.
         """
         if pid:
             table = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -94,7 +93,7 @@ class Losses:
             return Watch(self, table, place)
 
     def content(self, path: str) -> bytes:
-        """The contents of a configuration file up to a bound, cached while the inode is unchanged."""
+        """The content of a configuration, cut if too long; read only if the file has changed."""
         try:
             found = os.lstat(path)
         except OSError:
@@ -109,7 +108,7 @@ class Losses:
 
 
 class Watch:
-    """Finds and restores the lost covers of one namespace."""
+    """Detects and restores lost covers in one namespace."""
 
     def __init__(self, losses: Losses, table: int, place: Place) -> None:
         self._losses = losses
@@ -129,23 +128,23 @@ class Watch:
         losses.renames.watch(self._covered, place.root, self.look)
 
     def gone(self) -> list[str]:
-        """The paths that are not covered now."""
+        """Paths that are not covered now."""
         table = _table(self._table)
         return [path for path, kind in self._covered.items() if not _holds(table.get(os.fsencode(path), ()), kind)]
 
     def bare(self) -> list[str]:
-        """The existing paths that are not covered now; a missing secret needs no cover."""
+        """Paths that exist and are not covered now; a secret that does not exist needs no cover."""
         return [path for path in self.gone() if self._covered[path] != MASKED or os.path.lexists(path)]
 
     def look(self) -> None:
-        """Compare the covers with the required ones, and restore the missing ones."""
+        """Compare the mounts with the required covers, and restore lost ones."""
         if self._over:
             return
         gone, moment = self.gone(), now()
         for path in gone:
             self._lost.setdefault(path, _Lost(moment))
         if self._busy:
-            # A restored cover is known only after its child has reported.
+            # Restored covers are known once the child reports them.
             return
         for path in self._lost.keys() - gone:
             self._back(path)
@@ -156,7 +155,7 @@ class Watch:
         if old:
             self._give_up()
             return
-        # A missing file usually returns in a moment, and nothing reports that.
+        # A missing file mostly comes back in a moment, without a notification.
         away = {path for path in gone if not os.path.lexists(path) and self._comes_back(path, moment)}
         if len(away) < len(gone):
             self._restore([path for path in gone if path not in away])
@@ -164,11 +163,11 @@ class Watch:
             self._soon()
 
     def _comes_back(self, path: str, moment: float) -> bool:
-        # A missing secret cannot be read, so there is time to wait until it returns.
+        # A missing secret cannot be read, so there is time to wait for it.
         return moment - self._lost[path].since < (_LIMIT_S if self._covered[path] == MASKED else _AWAY_S)
 
     def last_look(self) -> None:
-        """Report changes of a file after its cover was restored, by a process that still had it open."""
+        """Report settings changed after the cover was restored, through a descriptor opened before."""
         for path, before in self._after.items():
             after = self._after[path] = self._losses.content(path)
             keys = _changed(before, after)
@@ -176,7 +175,7 @@ class Watch:
                 self._place.told(Loss(path=path, at=time.time(), ms=0.0, how=CHANGED, keys=keys))
 
     def close(self) -> None:
-        """Stop watching; a repeat changes nothing."""
+        """Stop watching; repeating it changes nothing."""
         self._over = True
         if self._table >= 0:
             self._losses.renames.forget(self.look)
@@ -224,7 +223,7 @@ class Watch:
         self._loop.watch(pidfd, done, IN)
 
     def _may_stand_in(self, path: str) -> bool:
-        """Whether a directory may replace a removed path; git accepts no directory in place of its files."""
+        """Whether a directory may replace a missing path; git does not accept one for its files."""
         kind = self._covered[path]
         return kind == STUB or (kind == READ_ONLY and os.path.dirname(path) == self._place.root)
 
@@ -241,7 +240,7 @@ class Watch:
             elif what == restoring.STANDS:
                 self._place.stands(path)
             elif what == restoring.ABSENT and self._covered[path] == MASKED:
-                # The path is gone, so there is nothing to hide.
+                # The secret does not exist.
                 del self._covered[path], self._lost[path]
             elif what == restoring.FAILED:
                 failed = True
@@ -251,7 +250,7 @@ class Watch:
             self.look()
 
     def _back(self, path: str) -> None:
-        """After a restored cover: no process may still have the file open."""
+        """It is covered again: no process may have it open from before."""
         if self._over:
             return
         lost = self._lost[path]
@@ -276,14 +275,14 @@ class Watch:
     def _give_up(self) -> None:
         if not self._over:
             lost, self._lost, self._over = self._lost, {}, True
-            # End the commands first: the report takes time.
+            # End the commands first: telling takes time.
             self._place.end()
             for path, one in lost.items():
                 self._tell(path, one, ENDED)
 
 
 def covers_of_container(home: str) -> dict[str, str]:
-    """The covers of our container's workspace, by kind; none if this is no container's home."""
+    """The covers that our container must have over its workspace, by kind; none outside of a container."""
     try:
         with open(os.path.join(home, layout.CONTAINER), encoding="utf-8") as file:
             row = cast("dict[str, Any]", json.load(file))
@@ -333,13 +332,13 @@ def _holds(mounts: Collection[tuple[bytes, bool]], kind: str) -> bool:
 def _nobodys(path: str, file: tuple[int, int]) -> bool:
     """Whether no process has this file open, and it has no other name: fcntl(2), F_SETLEASE.
 
-    False if the file system does not support leases. True if the path has another file by now: that is another loss.
+    False if the file system has no leases. True if the path is another file by now: that is a new loss.
     """
     with contextlib.suppress(OSError), linux.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) != file:
             return True
-        # A process that opens it now blocks, and the kernel signals us, with a signal that has no effect.
+        # If a process opens it in this moment, it waits, and the kernel signals us: SIGURG does nothing.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -358,10 +357,10 @@ Call = Callable[[], None]
 
 
 class Renames:
-    """Calls back when a path is renamed away. Its methods run on the loop's thread.
+    """Calls back when a covered path is renamed away.
 
-    A rename moves the mount together with the file, so no mount is lost, but a new file at the path is not covered.
-    Source: inotify(7).
+    The mount moves along with the renamed file, so no mount is lost, but a new file at the path is not covered. Source:
+    inotify(7).
     """
 
     def __init__(self, loop: Loop, refused: Callable[[str], None]) -> None:
@@ -371,9 +370,9 @@ class Renames:
         self._users: dict[int, dict[Call, frozenset[bytes]]] = {}
 
     def watch(self, paths: Iterable[str], root: str, call: Call) -> None:
-        """Call back when one of these paths, or a directory between `root` and it, is renamed.
+        """Call when one of these paths, or a directory between `root` and it, is renamed.
 
-        If the kernel has no resources, `refused` gets the reason; removals and renames over a path are seen anyway.
+        If the kernel has no room for watches, `refused` gets the reason; removing and renaming over are seen anyway.
         """
         names: dict[str, set[bytes]] = {}
         for path in paths:
@@ -391,7 +390,7 @@ class Renames:
             self._refused(f"renames are not watched: {error.strerror}")
 
     def forget(self, call: Call) -> None:
-        """Stop the calls."""
+        """Remove a callback."""
         for number, users in list(self._users.items()):
             if users.pop(call, None) is not None and not users:
                 del self._users[number]
@@ -404,7 +403,7 @@ class Renames:
         number: int = linux.libc.inotify_add_watch(self._fd, os.fsencode(folder), _MOVED_FROM | _ONLY_DIRECTORIES)
         if number < 0:
             number = ctypes.get_errno()
-            # A directory that cannot be read or is gone is noticed by its mount.
+            # For an unreadable or missing directory, the mount table must suffice.
             if number in {errno.EACCES, errno.ENOENT, errno.ENOTDIR}:
                 return None
             raise OSError(number, os.strerror(number))

@@ -1,4 +1,4 @@
-"""The code of a sandboxed start's children, before they become bubblewrap or the first process of a PID namespace.
+"""Steps of the children of a sandboxed start before they execute bubblewrap or the first process of a PID namespace.
 
 It runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
 """
@@ -23,7 +23,7 @@ USER: Final = "user"
 NET: Final = "net"
 MNT: Final = "mnt"
 ALL: Final = (USER, NET, MNT)
-"""Namespaces of an instance, in the order in which they are entered."""
+"""The namespaces of an instance, in the order of entering."""
 
 _KINDS: Final = {USER: 0x10000000, NET: 0x40000000, MNT: 0x20000}
 _CLONE_NEWNS: Final = 0x20000
@@ -33,22 +33,22 @@ _MS_NOSUID_NOEXEC: Final = 0xA
 _OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
 
 LIFE_FD, STDERR_FD, SECCOMP_FD, ARGS_FD, INFO_FD, GO_FD, SAID_FD = range(3, 10)
-"""STDERR_FD is the command's own; bubblewrap writes its messages for us to 2."""
+"""STDERR_FD is the command's own standard error; bubblewrap reports to us on 2."""
 _ABOVE: Final = 32
 """Descriptors are moved above this number before each gets its final number."""
 
 GO: Final = b"g"
 _GO_S: Final = 600.0
-"""Seconds that a process with its mark waits for its order: far longer than a launch may take."""
+"""How long a first process with its marker waits for GO: far longer than a launch may take."""
 UNTOLD: Final = 113
-"""Exit status of a process that should have become a command and got no order."""
+"""Exit status of a process that would have become a command and was not told to go."""
 WAITER: Final = (
     f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit {UNTOLD}; echo {GO.decode()} >&{LIFE_FD};"
     f' exec {LIFE_FD}>&- {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD}; exec {STDERR_FD}>&-; export "$mark"; exec "$@"'
 )
-"""The command's process before it becomes the command: it reports that the sandbox stands, and waits for its marker.
+"""The command's process before its exec: it reports that the sandbox stands, and waits for its marker.
 
-Then it tells the first process to stay. Without an order it ends by itself, with a status that no command has.
+With the marker it tells the first process to stay. Without, it ends with UNTOLD, which is not a command's status.
 """
 _WAITING: Final = f"\0{WAITER}\0".encode()
 
@@ -57,7 +57,7 @@ _SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
 
 
 def in_child(work: Callable[[], NoReturn], said: int) -> int:
-    """Fork a child that does `work`, or reports `!errno`; returns its pid."""
+    """Fork a child that does `work` as in `reporting`; its pid."""
     pid = os.fork()
     if pid == 0:
         reporting(work, said)
@@ -65,7 +65,7 @@ def in_child(work: Callable[[], NoReturn], said: int) -> int:
 
 
 def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
-    """Do `work` in a forked child, or report `!errno`."""
+    """In a forked child: do `work`, and write `!errno` to `said` if it fails."""
     number, place = 0, ""
     try:
         said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
@@ -80,12 +80,12 @@ def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
 
 
 def where(error: OSError) -> str:
-    """The error and its file on one line, because lines are the units of a report."""
+    """The error and its file as exactly one line, whatever the file name, because we parse lines."""
     return f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
 
 
 def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
-    """Set a command's limits and user, default signals, and make it the first victim when memory runs out."""
+    """Take the limits and the user of a command, reset signals, and be killed first if memory runs out."""
     if join is not None:
         join()
     spawn.be_expendable()
@@ -98,21 +98,21 @@ def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], obje
 
 
 def join(namespaces: Mapping[str, int]) -> None:
-    """Enter an instance."""
+    """Enter the namespaces of an instance."""
     for name in ALL:
         if name in namespaces:
             linux.checked(linux.libc.setns(namespaces[name], _KINDS[name]))
 
 
 def be_apart() -> None:
-    """Make a mount namespace; the next child is the first process of a PID namespace."""
+    """Get own mounts; the next child is the first process of a PID namespace."""
     linux.checked(linux.libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
-    # Bubblewrap makes these devices only together with all others, which takes two fifths of its time.
+    # Bubblewrap would make all other devices too, which takes 40 % of its time.
     linux.checked(linux.libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
 
 
 def waits(pid: int) -> bool:
-    """Whether this process waits for the order to become a command, or is about to become it."""
+    """Whether this process waits to become a command, or is just about to."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             return _WAITING in file.read(len(_WAITING) + 64)
@@ -121,16 +121,16 @@ def waits(pid: int) -> bool:
 
 
 def first_process(life: int, mounted: int) -> NoReturn:
-    """Be the first process of the namespace: mount its /proc, wait for the mark from `life`, and stay with it.
+    """Be the first process of the namespace: mount its /proc, then stay if `life` gives a marker and GO.
 
-    With SIGCHLD ignored the kernel reaps every orphan (wait(2)). If `life` closes instead, no process knows of us.
+    With SIGCHLD ignored the kernel reaps all orphans (wait(2)). If `life` closes instead, end.
     """
-    # Before any other process exists here: an earlier one would stay our zombie, and so keep the namespace.
+    # Before another process is in the namespace: an earlier end would leave a zombie that keeps us for good.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     linux.checked(linux.libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
     _number_anew()
     os.write(mounted, b".")
-    # Only open descriptors, because the limit can be a billion.
+    # Only the open descriptors: the limit can be a billion.
     for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
         if fd != life:
             with contextlib.suppress(OSError):
@@ -143,16 +143,16 @@ def first_process(life: int, mounted: int) -> NoReturn:
         os.dup2(null, fd)
     for path in _SLEEPERS:
         with contextlib.suppress(OSError):
-            # It makes its POSIX session only with its mark, because recovery takes a process without one as unborn.
+            # It gets its own POSIX session only with its marker: recovery takes it for unborn before.
             os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
     while True:
         signal.pause()
 
 
 def told(life: int, patience_s: float = _GO_S) -> bytes | None:
-    """The text from `life` before the order to stay; None if it closes, or sends only a part in time.
+    """The marker that `life` gives before GO; None if it closes, or stays silent after a part.
 
-    A bubblewrap that was killed while it forked leaves a child that holds `life` forever, so the wait is bounded.
+    A bubblewrap killed during its fork leaves a child that holds `life` forever, hence the timeout.
     """
     said = b""
     while not said.partition(b"\n")[2].startswith(GO):
@@ -166,16 +166,16 @@ def told(life: int, patience_s: float = _GO_S) -> bytes | None:
 
 
 def _number_anew() -> None:
-    """Start the pids of this namespace at a random number.
+    """Let the pids of this namespace begin at a random number.
 
-    If each namespace started at 1, a pid that one command stored would often be the next command's own shell. A kernel
-    without the file (proc(5), ns_last_pid) starts at 1.
+    Otherwise a pid that one command wrote down would mean another process, often the shell, in the next command. A
+    kernel without ns_last_pid (proc(5)) numbers from 1.
     """
     kernel = f"{places.PROC}/sys/kernel"
     with contextlib.suppress(OSError, ValueError):
         with open(f"{kernel}/pid_max", "rb", buffering=0) as file:
             most = int(file.read())
-        # As bytes: Python would search a codec in files that are no longer visible.
+        # As bytes: Python could not load a codec here, where its files are not visible.
         with open(f"{kernel}/ns_last_pid", "wb", buffering=0) as file:
             file.write(b"%d" % (int.from_bytes(os.urandom(4)) % (most * 3 // 4)))
 
@@ -185,11 +185,11 @@ def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
     high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number, fd in descriptors.items()}
     for number, fd in high.items():
         os.dup2(fd, number)
-    # Limits are set last, because the supervisor may have more open files than a command may have.
+    # Not before: the supervisor may have more open descriptors than a command may have.
     spawn.lower_descriptor_limit()
     os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
 
 
 def options_in_memory(name: str, words: Iterable[str]) -> int:
-    """A descriptor from which bubblewrap can read `words` as `--args`."""
+    """A descriptor from which bubblewrap reads `words` as `--args`."""
     return linux.text_in_memory(name, os.fsencode("".join(f"{word}\0" for word in words)))

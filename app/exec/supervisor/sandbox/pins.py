@@ -1,8 +1,8 @@
-"""Pins: names that no command can rename while an approved command uses them.
+"""Pins: paths that no command can rename while an approved command uses them.
 
-In a namespace that has the mount, a mountpoint can be neither renamed nor removed (rename(2): EBUSY). So each file and
-directory of the path to approved bytes is bound onto itself in the instance. The instance's workspace is shared with
-its commands, which are slaves (mount_namespaces(7)), so running commands get the mount too. Processes outside do not.
+A mount point cannot be renamed or removed by a process that has the mount (rename(2): EBUSY). So each file and
+directory on the way to a held script is bind mounted onto itself in the instance. The mounts of an instance propagate
+to its commands (mount_namespaces(7): slaves), including running ones. Processes outside of sandboxes do not have them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Pin in our instance, for all its commands.
-
-    Raises:
-        OSError: With the path of `own` that cannot be pinned.
-    """
+    """Pin paths in the instance that we are in, for all its commands; OSError names one of `own` that cannot be."""
     _change(workspace, _MS_SHARED)
     if not own and not others:
         return
@@ -46,12 +42,12 @@ def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
 
 
 def apart(workspace: str) -> None:
-    """In our own mount namespace: receive later mounts of the instance, and keep our own private."""
+    """In our own mount namespace: receive later mounts of the instance, and send none."""
     _change(workspace, _MS_SLAVE | _MS_REC)
 
 
 def lay_elsewhere(instances: Sequence[Mapping[str, int]], workspace: str, paths: Sequence[str]) -> None:
-    """Pin in other instances; an instance that does not see the path needs no pin."""
+    """Pin paths in other instances, as far as these see the paths."""
     _in_each(instances, lambda: lay(workspace, paths))
 
 
@@ -78,7 +74,7 @@ def _lay(root: int, name: str, path: str) -> None:
 def _lift(workspace: str, but: Sequence[str]) -> None:
     """Unmount the mounts of the workspace's own file system; covers are of other file systems."""
     with open("/proc/self/mountinfo", "rb") as file:
-        # Device and path; a rename from outside moved the mount, and this is its present path.
+        # Device and path. After a rename from outside, this is the new name of the mount.
         mounts = [(words[2], covers.unescaped(words[4])) for words in map(bytes.split, file)]
     root = os.fsencode(workspace)
     own = [device for device, path in mounts if path == root][-1:]

@@ -1,6 +1,6 @@
-"""Probes whether a directory supports every file operation that we need, by doing each one.
+"""Whether a file system is suitable for the state directory: tries each file operation that we use.
 
-It is a process of its own (`python -I -S -E`), because a file system that does not answer blocks its caller.
+Run as a separate process (`python -I -S -E`), because a file system that hangs blocks its caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STALE_S: Final = 3600.0
 
 
 class Wrong(Exception):
-    """Raised when a call succeeds without its usual effect."""
+    """Raised when a call succeeds with a wrong effect."""
 
 
 def _exclusive(folder: int) -> None:
@@ -49,7 +49,7 @@ def _file_locks(folder: int) -> None:
 
 
 def _record_locks(folder: int) -> None:
-    # Between processes, because a process never conflicts with its own locks.
+    # In two processes: a process is never blocked by its own record locks.
     with _opened(folder, "records") as ours:
         fcntl.lockf(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
         child = os.fork()
@@ -135,17 +135,18 @@ WHAT: Final[dict[str, Callable[[int], None]]] = {
     "holes in files": _holes,
     "splice at an offset": _splice,
 }
+"""The tried operations by name."""
 WORSE_WITHOUT: Final = {
     "holes in files": "a full log keeps its first half only, and emptied logs give their room back by truncation",
     "splice at an offset": "output is copied instead of moved, which is slower",
 }
-"""Operations that we can do without, with the effect. All others are required."""
+"""Operations that we can do without, and the consequence; all others are required."""
 
 
 def probe(path: str) -> dict[str, str]:
-    """The operations that fail in this directory, with reasons; leaves nothing behind. OSError if unwritable."""
+    """The operations that fail in this directory, with reasons; raises OSError if no directory can be made there."""
     _remove_stale(path)
-    # In a container, a new probe may have the pid of one that never returned.
+    # In containers pids repeat, so add the time.
     scratch = os.path.join(path, f"{SCRATCH}{os.getpid()}.{time.time_ns()}")
     os.mkdir(scratch, 0o700)
     try:
@@ -166,7 +167,7 @@ def _refusal(act: Callable[[int], None], folder: int) -> str | None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove files of a probe that never returned."""
+    """Remove the directory of a probe that hung."""
     for name in os.listdir(path):
         if name.startswith(SCRATCH):
             with contextlib.suppress(OSError):
@@ -180,7 +181,7 @@ def _opened(folder: int, name: str) -> contextlib.AbstractContextManager[int]:
 
 
 def main() -> None:
-    """Probe the directory that the argument names, after creating it if missing, and print the result as JSON."""
+    """Probe the directory given as the only argument, made if missing, and print the outcome as JSON."""
     path = sys.argv[1]
     os.umask(0o077)
     try:

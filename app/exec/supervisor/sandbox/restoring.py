@@ -1,4 +1,4 @@
-"""Restores a cover in a running sandbox, by a child that enters it.
+"""Restores covers in a running sandbox, by a child that enters it.
 
 Sources: setns(2), ioctl_ns(2), move_mount(2).
 """
@@ -33,19 +33,19 @@ _MASK_FLAGS: Final = 0x1 | 0x2 | 0x4
 
 Who = tuple[int, int] | None
 Result = tuple[str, int, int]
-"""The result for one path; for FILE the device and inode that are covered now."""
+"""The outcome for one path; for FILE with device and inode of the covered file."""
 
 
 def namespaces_of(pid: int) -> dict[str, int]:
-    """Descriptors of a process's mount namespace, and of its owning user namespace; OSError if it has ended."""
+    """Descriptors of the mount namespace of a process, and of its user namespace; OSError if the process has gone."""
     with linux.kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
         return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
 
 
 def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]]) -> tuple[int, int]:
-    """Fork a child that restores covers: path to kind, and whether a missing path may be made.
+    """Fork a child that restores covers: path to kind, and whether a directory may be made there. Closes `found`.
 
-    Closes `found`. Returns the child's pid, and the descriptor for `said` once it has ended.
+    Returns its pid, and a descriptor for `said` once it has ended.
     """
     try:
         with linux.kept(os.memfd_create("restored")) as said:
@@ -54,12 +54,11 @@ def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bo
             _restore(found, who, wanted, said)
         return pid, said
     finally:
-        for fd in found.values():
-            os.close(fd)
+        linux.close_all(found.values())
 
 
 def said(fd: int) -> dict[str, Result]:
-    """The results of a child; {} if it could do nothing."""
+    """The outcomes that a child reported; {} if it failed."""
     try:
         text = os.pread(fd, 1 << 20, 0)
         return {path: (what, device, inode) for path, what, device, inode in json.loads(text)} if text else {}
@@ -85,7 +84,7 @@ def _again(root: int, path: str, kind: str, make: bool) -> Result:
         try:
             return _covered(root, path, kind, make=make)
         except FileNotFoundError:
-            # Also if it was renamed while it was being covered.
+            # Also if it was renamed meanwhile.
             if make:
                 _make(root, path)
             elif not _there(root, path):
@@ -105,7 +104,7 @@ def _covered(root: int, path: str, kind: str, *, make: bool) -> Result:
             covers.lay(place, place, path)
             return FILE, status.st_dev, status.st_ino
         if not (make or kind == STUB) or not stat.S_ISDIR(status.st_mode):
-            # A process that entered the directory before it was covered can continue in it.
+            # A process that entered the directory before it was covered could go on using it.
             return FAILED, 0, 0
         covers.lay(place, place, path)
     with covers.beneath(root, path[1:], _LIST) as folder:

@@ -1,10 +1,10 @@
-"""Limits of every kernel: for each process, and for the number of processes of a user.
+"""Resource limits: for each process, and for the number of processes of a user.
 
-Since Linux 5.14 RLIMIT_NPROC counts the processes of a user in each user namespace and the namespaces below it. If a
-process sets it inside a namespace that was made without the limit, only the processes in there count. A namespace also
-applies the limit of its maker to all processes of that user outside; so an instance is made without a limit, and each
-command sets its own. Before 5.14 all processes of a user count. `counts_by_namespace` tries it on each kernel. Root has
-no such limit. Sources: getrlimit(2); commit 21d1c5e386bc of the kernel; tried on 6.18.
+Since Linux 5.14 RLIMIT_NPROC counts the processes of a user for each user namespace, including the namespaces below it.
+If a process enters a namespace that was made without the limit and then sets it, only processes in there count. But a
+namespace keeps the limit of its creator, and applies it to all processes of that user outside: so an instance is made
+without a limit, and each command sets its own. Before 5.14 all processes of a user count. Tried on 6.18, and by
+`counts_by_namespace` on each kernel. Root has no such limit. Sources: getrlimit(2); commit 21d1c5e386bc of the kernel.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ _CLONE_NEWUSER: Final = 0x10000000
 
 
 def set_limits(*, processes: int = 0, file_bytes: int = 0, data_bytes: int = 0) -> None:
-    """Limit the calling process and its future children; 0 is no limit. Core files are always off.
+    """Limit the calling process and its future children; 0 is no limit; core files are always off.
 
-    Above `processes` (threads count) fork fails with EAGAIN. A larger write than `file_bytes` to one file ends the
-    process by SIGXFSZ. Above `data_bytes` of heap and private writable memory of one process, allocation fails.
-
-    Raises:
-        OSError, ValueError: The kernel refuses.
+    Beyond `processes` (threads count) fork fails with EAGAIN. Writing more than `file_bytes` to a file causes SIGXFSZ.
+    Beyond `data_bytes` of heap and private writable memory in one process, allocation fails.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for kind, bound in (
@@ -40,10 +37,10 @@ def set_limits(*, processes: int = 0, file_bytes: int = 0, data_bytes: int = 0) 
 
 
 def counts_by_namespace(uid: int, gid: int) -> bool:
-    """Whether RLIMIT_NPROC of a process of this user limits only its user namespace.
+    """Whether RLIMIT_NPROC of this user limits each user namespace separately.
 
-    It is tried with a limit of 2 in a new namespace while two processes of the user live outside. False if no user
-    namespace can be made. Blocks for some milliseconds.
+    Tries a limit of 2 in a new namespace while the user has two processes outside. False also if no user namespace can
+    be made. Blocks for some milliseconds.
     """
     child = os.fork()
     if child == 0:
@@ -60,7 +57,7 @@ def counts_by_namespace(uid: int, gid: int) -> bool:
 
 
 def _forks_in_a_namespace() -> bool:
-    # With us and another process outside, the two in the namespace are the third and fourth of the user.
+    # With us and a bystander outside, the two processes inside are the third and fourth of the user.
     stays, leaves = os.pipe()
     bystander = os.fork()
     if bystander == 0:

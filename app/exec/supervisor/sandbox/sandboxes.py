@@ -1,4 +1,4 @@
-"""The supervisor's commands in sandboxes, from launch to the end of their last process."""
+"""The supervisor's commands in sandboxes: started, in their instance, and until all their processes have ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACEHOLDERS: Final = "placeholders"
 PINNED: Final = "pinned"
 WHO: Final = "who"
 _LAID: Final = (INSTANCE, STUBS, PLACEHOLDERS, PINNED, COVERED, WHO)
-"""Notes of a job that have a file of their own, because there may be many."""
+"""Notes of a job that are kept in `laid.json`, because they may be long."""
 _AGAIN_S: Final = 0.05
 
 
@@ -45,12 +45,12 @@ class Sandboxes:
         self.losses = Losses(loop, diary.note)
         self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
         self.uncovered: Callable[[Job], None] = lambda _job: None
-        """Called for a job with a lost cover, and for a job whose cover cannot be restored and which must end."""
+        """Called for a job that lost a cover, and for one whose cover cannot be restored, which has to end."""
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, keeper, diary, self.losses)
         self._pins: Counter[str] = Counter()
-        """The pinned paths, and the number of commands for each."""
+        """The pinned paths, and for how many commands."""
 
     def launch(
         self,
@@ -64,7 +64,7 @@ class Sandboxes:
         sandbox = request.sandbox
         assert sandbox is not None
         job.launching = []
-        # Not sent to the keeper like the other notes, because there may be many.
+        # Unlike the other notes, not sent to the keeper: they may be long.
         job.notes[STUBS] = self.stubs.ours(sandbox.stubs)
         files = dict(sandbox.placeholders)
         job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self.stubs.ours(files)]
@@ -74,8 +74,7 @@ class Sandboxes:
         pinned = tuple(self._pins)
 
         def over() -> None:
-            for fd in set(streams):
-                os.close(fd)
+            linux.close_all(set(streams))
             waiting, job.launching = job.launching or [], None
             for then in waiting:
                 self._loop.after(0.0, then)
@@ -92,7 +91,7 @@ class Sandboxes:
             failed(number)
 
         try:
-            # Listed before it exists, so that the next supervisor can remove it.
+            # Before any of them exists: otherwise no later supervisor would remove it.
             self._note(job)
         except OSError as error:
             del job.notes[INSTANCE]
@@ -118,14 +117,14 @@ class Sandboxes:
             gone_wrong(error.errno or 5, f"{error.strerror}\n")
 
     def adopt(self, job: Job, owner: tuple[int, int] | None = None) -> None:
-        """Count the job as a user of its instance, and make the stubs for paths that `owner` must not create."""
+        """Count the job among the users of its instance, and make its stubs as `owner`."""
         if INSTANCE in job.notes:
             self.instances.enter(job.notes[INSTANCE])
             self._pins.update(job.notes.get(PINNED, [])[1:])
             self.stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
     def watch(self, job: Job) -> None:
-        """Watch the covers of a job that was taken over; covers that were lost meanwhile are handled now."""
+        """Watch the covers of an adopted job; covers lost meanwhile count as lost now."""
         places = [job.pid] if procfs.alive(job.pid, job.start) else inhabitants(job, 1)
         if COVERED in job.notes and places and job.session_id not in self._watches:
             try:
@@ -136,7 +135,7 @@ class Sandboxes:
                 self._loop.after(0.0, watch.look)
 
     def last_look(self, job: Job) -> None:
-        """After the job's process has ended: report changes to files whose cover was lost for a moment."""
+        """After the end of the job's process, report what it changed in files that had lost their cover."""
         if (watch := self._watches.get(job.session_id)) is not None:
             watch.last_look()
 
@@ -158,7 +157,7 @@ class Sandboxes:
         return watch
 
     def _stands(self, job: Job, path: str) -> None:
-        """Register a directory that replaces a removed path, so that it is removed like other stubs."""
+        """Note a directory that was made in place of a removed path; it is removed like the other stubs."""
         if path not in job.notes[STUBS]:
             job.notes[STUBS] = [*job.notes[STUBS], path]
             self.stubs.need([path], {}, None)
@@ -169,7 +168,7 @@ class Sandboxes:
         self._records.write(job.session_id, layout.LAID, {name: job.notes[name] for name in _LAID})
 
     def left(self, job: Job) -> None:
-        """Note that the job has no process in its instance; a repeat changes nothing."""
+        """Note that the job has no process in its instance any more; repeating it changes nothing."""
         if (watch := self._watches.pop(job.session_id, None)) is not None:
             watch.close()
         key = job.notes.pop(INSTANCE, None)
@@ -185,19 +184,19 @@ class Sandboxes:
             self.instances.leave(key)
 
     def close(self) -> None:
-        """Remove all unused resources, at the end."""
+        """Remove stubs, waiting children and empty groups; to be called at the end."""
         self.stubs.tidy()
         self.instances.ahead.close()
         self.instances.groups.close()
 
     def vacate(self, job: Job, empty: Callable[[], None]) -> None:
-        """End the namespace of an ended job as soon as it has no other process, then call `empty`."""
+        """End the namespace of an ended job once it has no other process, then call `empty`."""
         if job.init is None:
             return
         try:
             fd = self._last_in(job.init)
         except OSError:
-            # No descriptor is free now.
+            # No descriptor now.
             self._loop.after(_AGAIN_S, lambda: self.vacate(job, empty))
             return
         if fd is not None:
@@ -213,6 +212,8 @@ class Sandboxes:
         empty()
 
     def _last_in(self, init: tuple[int, int]) -> int | None:
+        """A pidfd of a process in the namespace, or of its first process, then killed; None if that has gone."""
+        # An unreaped first process has gone too: it dies as the last one.
         if not procfs.alive(*init) or (fd := procfs.open_pidfd(*init)) is None:
             return None
         with linux.kept(fd):
@@ -224,17 +225,17 @@ class Sandboxes:
         return inside
 
     def _someone_in(self, init: int) -> int | None:
-        """A descriptor of a process below the first one; None if there is none."""
+        """A pidfd of a process below the first process; None if there is none."""
         for pid in procfs.children(init):
             found = procfs.read(pid)
-            # A dead process is reaped in a moment; until then its children may be missing in the list.
+            # A zombie goes in a moment; until then the list may lack its former children.
             if found is not None and (fd := procfs.open_pidfd(pid, found.start)) is not None:
                 return fd
         return None
 
 
 def inhabitants(job: Job, known: int = 64) -> list[int]:
-    """The pids, in our namespace, of the processes in a job's namespace besides its main process."""
+    """The pids, as seen here, of the processes in the namespace of a job, except its first process."""
     if job.init is None or not procfs.children(job.init[0]):
         return []
     below = procfs.with_descendants([job.init[0]], procfs.snapshot(job.init[1]))

@@ -1,8 +1,8 @@
-"""Stubs: placeholders at paths of the workspace that commands must not create; removed soon after the last command.
+"""Stubs: placeholders in the workspace at paths that commands must not create; removed soon after the last command.
 
-Sandboxes make empty directories by themselves. Small harmless files, and sockets without a listener, are made here. git
-lists neither such a directory nor such a socket. A removal spares files of others: rmdir(2) keeps directories with
-entries, and a file must be unchanged.
+They are empty directories, made by the sandboxes, and small harmless files and sockets without a listener, made here.
+git lists neither these directories nor these sockets. Removing never deletes other content: rmdir(2) fails on a
+directory with content, and a file must be as it was made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, cast
 from shellback.exec.wire import linux
 
 LINGER_S: Final = 2.0
-"""Seconds that unused stubs stay: making and removing them costs a quarter of a command's start."""
+"""Making and removing them takes a quarter of the time of a start."""
 
 _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,17 +26,17 @@ _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 SOCKET: Final = b"# nothing\n"
-"""In place of contents: a socket, or an empty file if the file system has no sockets."""
+"""Instead of content: a socket, or an empty file if the file system has no sockets."""
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Later = Callable[[float, Callable[[], None]], object]
 
 
 class Stubs:
-    """Makes stubs, counts their users, and removes them; `files` are paths with their contents.
+    """Counts the commands that need each stub; `files` are paths with their content.
 
-    Stubs stay for a moment after the last user, because the next command usually needs the same. The file `kept` lists
-    existing stubs, so that the next supervisor can remove them.
+    Stubs stay for a moment after the last command, because the next one mostly needs the same. `kept` is a file with
+    the existing ones, so that the next supervisor can remove them.
     """
 
     def __init__(self, kept: str, later: Later) -> None:
@@ -47,11 +47,11 @@ class Stubs:
         self._made: dict[str, str | None] = _listed(kept)
 
     def ours(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Paths that exist only because we created them; other files must not be removed."""
+        """Those of `paths` that do not exist, or exist only because we made them."""
         return tuple(path for path in paths if path in self._made or not os.path.lexists(path))
 
     def need(self, folders: Iterable[str], files: Mapping[str, str], owner: tuple[int, int] | None) -> None:
-        """Count a user of these stubs, and make missing files."""
+        """Keep these stubs until `let_go` was called as often; make missing files."""
         wanted = {**dict.fromkeys(folders), **files}
         self._needed.update(wanted.keys())
         new = wanted.keys() - self._made.keys()
@@ -63,19 +63,19 @@ class Stubs:
                 make(path, text.encode(), owner)
 
     def let_go(self, paths: Iterable[str]) -> None:
-        """Count a user less, and remove unused stubs in a moment."""
+        """Stop needing these stubs; unneeded ones are removed in a moment."""
         self._needed.subtract(paths)
         self._needed = +self._needed
         self.tidy_later()
 
     def tidy_later(self) -> None:
-        """Remove unused stubs in a moment."""
+        """Remove unneeded stubs in a moment."""
         if not self._waiting and self._made.keys() - self._needed.keys():
             self._waiting = True
             self._later(LINGER_S, self.tidy)
 
     def tidy(self) -> None:
-        """Remove unused stubs now."""
+        """Remove unneeded stubs."""
         self._waiting = False
         unneeded = self._made.keys() - self._needed.keys()
         for path in unneeded:
@@ -86,7 +86,7 @@ class Stubs:
             self._list()
 
     def _list(self) -> None:
-        # Without disk space for the list, empty stubs may stay forever.
+        # If the list cannot be written, some stubs may stay forever.
         with contextlib.suppress(OSError):
             with open(f"{self._kept}.new", "w", encoding="utf-8") as file:
                 json.dump(self._made, file)
@@ -108,11 +108,7 @@ def _listed(kept: str) -> dict[str, str | None]:
 
 
 def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
-    """Make a file with this text, an empty directory (None) or a `SOCKET`, owned by `owner`.
-
-    Raises:
-        OSError: FileExistsError if the path exists.
-    """
+    """Make a file with this text, an empty directory (None) or a `SOCKET` for `owner`; FileExistsError if it exists."""
     with _parent(path) as (folder, name):
         flags = _NEW
         if text is None:
@@ -134,14 +130,14 @@ def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
 
 
 def remove(path: str, text: bytes | None) -> None:
-    """Remove a stub if it is unchanged; OSError if it is missing, or a directory with entries."""
+    """Remove a stub if it is as it was made; OSError if it is missing, or is a directory with content."""
     with _parent(path) as (folder, name):
         if text is None:
             os.rmdir(name, dir_fd=folder)
             return
         if text == SOCKET:
             mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISSOCK(mode) and not mode & 0o222:  # no program listens at a socket without write permission
+            if stat.S_ISSOCK(mode) and not mode & 0o222:  # no program listens at such a socket
                 os.unlink(name, dir_fd=folder)
                 return
             text = b""
@@ -153,7 +149,7 @@ def remove(path: str, text: bytes | None) -> None:
 
 @contextlib.contextmanager
 def _parent(path: str) -> Generator[tuple[int, str]]:
-    """The open directory of `path`, and the name in it; no symlink is followed, because we may be root."""
+    """The directory of `path` and the name in it, without following symlinks: we may be root."""
     *folders, name = [part for part in path.split("/") if part]
     fd = os.open("/", _STEP)
     try:

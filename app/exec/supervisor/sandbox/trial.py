@@ -1,8 +1,8 @@
-"""A stand-alone program that runs one command in a sandbox of its own, made as the supervisor makes it, and reports.
+"""A stand-alone program that runs one command in its own sandbox, as the supervisor would, and reports the outcome.
 
-Reads one JSON object on a line of standard input: `request` (a `StartRequest` with a sandbox), `most` (bytes of output
-to keep), `streams` (three descriptors for the command; null: no input, and the report has the output). Prints a
-`Report` as one line of JSON. It ends early, with everything it started, when its standard input ends.
+Reads one line of JSON from standard input: `request` (a `StartRequest` with a sandbox), `most` (bytes of output to
+keep), `streams` (three descriptors for the command, or null: no input, and the output is in the report). Prints a
+`Report` as one line of JSON. When its standard input ends, it ends early with all that it started.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COMMAND: Final = "command"
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`stage` is the failed step, the instance or the command's sandbox, with `errno` and `said`; "" if none failed.
+    """`stage` is the failed step, INSTANCE or COMMAND, with `errno` and `said`; "" without a failure.
 
-    After an end, either `exit_code` or `signal` is set. `output` is at most `most` of `output_bytes`. Times are in
-    milliseconds: making the instance, then until the command may run, then until its end. `limits` says what enforces
-    bounds here; the two fields after it say what is limited for all processes of a sandbox together.
+    Exactly one of `exit_code` and `signal` is set after an end. `output` has at most `most` of the `output_bytes`.
+    Milliseconds: for making the instance, then until the command's exec, then until its end. `limits` says how
+    sandboxes are limited here; memory and processes may be bounded for all commands of one together.
     """
 
     stage: str = ""
@@ -60,7 +60,7 @@ class Trial:
     def __init__(self, request: StartRequest, streams: list[int] | None, most: int) -> None:
         assert request.sandbox is not None
         self.report = Report()
-        # Groups and markers of this process are unique.
+        # Groups and markers named after this process are unique.
         procfs.mark_for("/proc/self")
         self._request = request
         self._sandbox = request.sandbox
@@ -70,7 +70,7 @@ class Trial:
         self._since = now()
         self._ended = False
         self._out = -1
-        # The namespaces must end with us: without a keeper, no descriptors are sent.
+        # No keeper: nothing must hold the namespaces after our end.
         _, ours = link.pair()
         keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
         keeper.pid = None
@@ -79,7 +79,7 @@ class Trial:
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:
-        """Block until the command has ended, cannot begin or is timed out, or standard input ends."""
+        """Block until the command has ended, cannot start or times out, or standard input ends."""
         os.set_blocking(0, False)
         self._loop.watch(0, self._told, IN)
         self.instances.enter(self._sandbox.key)
@@ -144,8 +144,7 @@ class Trial:
 
     def _started(self, got: Launched) -> None:
         self.report.start_ms = self._lap()
-        for fd in set(self._streams):
-            os.close(fd)
+        linux.close_all(set(self._streams))
         init = procfs.open_pidfd(*got.init)
 
         def over(_events: int) -> None:
@@ -224,7 +223,7 @@ def main() -> None:
 
 
 def _line() -> bytes:
-    # Unbuffered, because Python's buffer would wait for more.
+    # Unbuffered: Python's buffer would wait for more.
     text = bytearray()
     while not text.endswith(b"\n"):
         data = os.read(0, 1 << 20)

@@ -1,4 +1,4 @@
-"""The supervisor's process: its lock, its two threads, its end."""
+"""The process of the supervisor: its lock, its two threads, its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WNOTHREAD: Final = 0x20000000
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`idle_s` 0 never ends by itself; a `service` is run by somebody who watches the keeper and sends it signals."""
+    """With `idle_s` 0 it never ends by itself. `service`: a service manager runs the keeper and signals it."""
 
     home: str
     idle_s: float
@@ -38,7 +38,7 @@ def _lock(folder_fd: int) -> int | None:
     lock = os.open(layout.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
     for _ in range(100):
         try:
-            # Not flock: a child of ours that has not executed yet would keep it when we die.
+            # Not flock: a forked child before its exec would keep that lock when we die.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             time.sleep(0.02)
@@ -50,9 +50,9 @@ def _lock(folder_fd: int) -> int | None:
 def main(config: Config, legacy: link.Legacy, ready: int) -> int:
     """Run the supervisor in this process, which the keeper has just forked; ends the process itself.
 
-    The work is done by a second thread. The first gets the orphans and reaps them: apart from the
-    commands, so that neither takes the other's wait status. It also keeps our credentials while the
-    second wears those of a command for the moment of its start, and so no signal of theirs hits us.
+    A second thread does the work. The first thread reaps orphans, and only these, so that neither takes a wait status
+    of the other. It keeps our credentials while the second has those of a command at its start, so that the command's
+    user can send us no signal.
     """
     linux.become_subreaper()
     linux.name_process("shellback-sup")
@@ -91,10 +91,9 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
 
 
 def _bell() -> int:
-    """A pipe that has something to read once a child has ended, whichever thread the kernel tells of it.
+    """A pipe that becomes readable when a child has ended, whichever thread gets SIGCHLD.
 
-    Blocked in one thread only, the signal would be given to another, and be gone; blocked in all, a command would
-    begin with it blocked.
+    If one thread blocked the signal, another would get it; if all did, commands would start with it blocked.
     """
     bell, bell_in = os.pipe()
     os.set_blocking(bell_in, False)
@@ -113,7 +112,7 @@ def _reap(orphans: Orphans) -> None:
 
 
 def _where(error: BaseException) -> str:
-    # Type and place; a message could quote a command.
+    # Only type and place: a message could contain a command.
     trace = error.__traceback__
     lines: list[str] = []
     while trace is not None:

@@ -1,7 +1,7 @@
-"""The supervisor's parent: holds what must not close, reaps what would be lost, and starts it again.
+"""The supervisor's parent: holds its descriptors, reaps its orphans, and restarts it.
 
-It knows nothing about commands. While the supervisor is away, pipes stay open, terminals stay up,
-and the wait status of whatever ends is kept until a supervisor has recorded it.
+While no supervisor runs, pipes and terminals stay open, and the wait status of each process that ends is kept until a
+supervisor has recorded it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _AGAIN_MS: Final = 10
 _LOOKS: Final = 10
 _LOOK_S: Final = 0.005
 _NO_ROOM: Final = 71
-"""Instead of an exit status, where no supervisor could be forked."""
+"""Stands for an exit status if no supervisor could be forked."""
 _ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "retire"}
-"""What a service is told by signals: end the commands and go, or go as soon as none runs."""
+"""Orders to a service: `end` the commands and exit, or `retire`: exit as soon as none runs."""
 
 _BUSY: Final = (
     "shellback: a supervisor serves {home} already: stop that one, or let it end by itself "
@@ -62,7 +62,7 @@ class Keeper:
         os.set_blocking(self._bell_in, False)
 
     def run(self, ready: int) -> int:
-        """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
+        """Serve until a supervisor ends by itself; the first one that listens writes to `ready`."""
         linux.become_subreaper()
         signal.signal(signal.SIGCHLD, self._ring)
         for number in _ORDERS if self._config.service else ():
@@ -78,7 +78,7 @@ class Keeper:
             failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
             if status == daemon.LOCKED and not self._held and not self._dead:
                 return status
-            # Removed, no supervisor can serve the state directory, and nobody can ask for one.
+            # The state directory was removed: no supervisor can serve it, and no client can ask for one.
             if status and not self._held and os.fstat(self._config.keeper_lock).st_nlink == 0:
                 return status
             if status:
@@ -87,7 +87,7 @@ class Keeper:
         return 0
 
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
-        # Once more than Python does for us: a bell that does not ring leaves a status where nobody looks.
+        # In addition to `set_wakeup_fd`: without a byte in the pipe a wait status would be missed.
         with contextlib.suppress(OSError):
             os.write(self._bell_in, b"\0")
 
@@ -104,7 +104,7 @@ class Keeper:
                 os.write(2, f"shellback supervisor: {plain(what)}\n".encode())
 
     def _fork(self, ready: int, failures: int) -> bool:
-        """Start a supervisor; False where the machine has no room for one now."""
+        """Start a supervisor; False if the machine has no room for one now."""
         try:
             ours, theirs = link.pair()
         except OSError:
@@ -122,10 +122,9 @@ class Keeper:
             if self._config.service:
                 for number in _ORDERS:
                     signal.signal(number, signal.SIG_DFL)
-                # Ctrl-C is for the keeper; a supervisor that died of it would only be started again.
+                # Ctrl-C is for the keeper only: a supervisor that dies of it is restarted.
                 os.setpgid(0, 0)
-            for fd in (self._bell, self._bell_in, self._config.keeper_lock):
-                os.close(fd)
+            linux.close_all((self._bell, self._bell_in, self._config.keeper_lock))
             ours.close()
             os._exit(
                 daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead), failures), ready)
@@ -154,13 +153,13 @@ class Keeper:
             self._send()
             status = self._reap()
             if status is not None:
-                # What it said last is still to be read.
+                # Its last messages are still unread.
                 self._receive()
                 self._link.close()
                 return status
 
     def _receive(self) -> bool:
-        """Take all that has arrived; False once the other side has gone."""
+        """Handle all messages that have arrived; False once the other side has gone."""
         assert self._link is not None
         while True:
             try:
@@ -173,7 +172,7 @@ class Keeper:
             match message["op"]:
                 case "hold":
                     held = self._held.setdefault(message["session"], link.Held())
-                    # Those for which there was no room here are cut off, and are the supervisor's alone.
+                    # Descriptors beyond our limit are missing; only the supervisor has these.
                     held.fds.update(zip(message["names"], fds, strict=False))
                     held.notes = message["notes"]
                     crashpoints.reach("keeper.held")
@@ -187,7 +186,7 @@ class Keeper:
                     numbers = set(message["numbers"])
                     self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
                 case "ping":
-                    # Whatever was reaped before has been told before.
+                    # Everything reaped before is in the queue before this.
                     self._unsent.append({"op": "pong"})
                     self._send()
                 case _:
@@ -204,7 +203,7 @@ class Keeper:
                 del self._held[session]
 
     def _reap(self) -> int | None:
-        """Reap every child that has ended; the supervisor's status if it is among them."""
+        """Reap all children that have ended; the supervisor's exit status if it is one of them."""
         ended: int | None = None
         self._unreaped = False
         while True:
@@ -219,7 +218,7 @@ class Keeper:
                 proc = procfs.read(info.si_pid)
                 first = procfs.first_of_namespace(info.si_pid)
             except OSError:
-                # No descriptor for a look now; it stays a zombie, and its number its own, until there is one.
+                # No descriptor now. The child stays a zombie and keeps its pid until there is one.
                 self._unreaped = True
                 return ended
             os.waitid(os.P_PID, info.si_pid, os.WEXITED)
@@ -227,7 +226,7 @@ class Keeper:
                 ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
                 continue
             if first:
-                # Nobody's command, and so not to be taken for one whose end is looked for.
+                # Not a command: it must not be taken for one.
                 continue
             start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
             self._number += 1
@@ -238,7 +237,7 @@ class Keeper:
             self._send()
 
     def _send(self) -> None:
-        """Send what the supervisor takes now, in order; one that follows it gets every status anyway."""
+        """Send queued messages in order, as far as the supervisor takes them; the next one gets every status anyway."""
         try:
             while self._unsent and self._link is not None:
                 link.send(self._link, self._unsent[0])
@@ -250,7 +249,7 @@ class Keeper:
 
 
 def _taken(lock: int) -> bool:
-    """Take the lock; False where another keeper holds it. Who only looks at it holds it for a moment."""
+    """Take the lock; False if another keeper holds it. Clients that test the lock hold it for a moment."""
     for _ in range(_LOOKS):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,11 +261,11 @@ def _taken(lock: int) -> bool:
 
 
 def main() -> None:
-    """Become the keeper of a home directory in a process of our own, unless there is one.
+    """Fork a keeper for a home directory, unless there is one.
 
-    Prints `ready` once the supervisor listens, or `busy` when another keeper holds the lock. With
-    `--service` this process itself is the keeper, says so on standard error, ends the commands when it
-    gets SIGTERM or SIGINT, and goes as soon as none runs when it gets SIGHUP.
+    Prints `ready` once the supervisor listens, or `busy` if another keeper holds the lock. With `--service` this
+    process itself becomes the keeper and reports on standard error; SIGTERM and SIGINT end the commands, SIGHUP makes
+    it exit as soon as none runs.
     """
     parser = argparse.ArgumentParser(prog="shellback-keeper")
     parser.add_argument("home")
@@ -280,7 +279,7 @@ def main() -> None:
         os.write(2, f"shellback: {layout.FOREIGN.format(home=plain(given.home))}\n".encode())
         os._exit(2)
     if not given.service:
-        # The parent returns at once; the child belongs to nobody and outlives whoever started it.
+        # The parent returns at once; the orphaned child outlives the process that started it.
         if os.fork() != 0:
             os._exit(0)
         os.setsid()
@@ -298,8 +297,8 @@ def main() -> None:
     os.close(null)
     os.chdir("/")
     os.umask(0o077)
-    # Also what `nohup` or a script's `&` left ignored: a service that ignores its orders can only be killed.
-    # Not the one of a file that may not grow: a write fails then, and costs output, not the supervisor.
+    # Also signals ignored by `nohup` or a script's `&`: a service that ignores its orders can only be killed.
+    # Not SIGXFSZ: a write beyond the file size limit then fails and costs output, not the supervisor.
     for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
         signal.signal(name, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

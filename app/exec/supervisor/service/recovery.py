@@ -1,6 +1,6 @@
-"""What a supervisor that starts makes of what the last one left: adopted, ended, lost, or never begun.
+"""Settles the sessions of the last supervisor: each is adopted, ended, lost or was never started.
 
-A number comes from the kernel, through the keeper, or not at all.
+An exit code or signal comes from the kernel, through the keeper, or is not given.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shellback.exec.supervisor.process.job import ITSELF, Job, target_of
 from shellback.exec.supervisor.records.records import ABANDONED, Unreadable
 from shellback.exec.supervisor.sandbox import namespaces, sandboxes
 from shellback.exec.supervisor.service.supervisor import Supervisor
-from shellback.exec.wire import layout, protocol
+from shellback.exec.wire import layout, linux, protocol
 from shellback.exec.wire.protocol import ExitRecord, Message
 
 _DAMAGED: Final = b"?"
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TRIES: Final = 3
-"""Supervisors that fail over an error which may pass, before the session it befell is given up."""
+"""How many supervisors fail because of a temporary error before its session is given up."""
 _STRAYS_S: Final = 1.0
-"""How long it may take until somebody looks for what is in nobody's way."""
+"""Delay of the search for namespaces without a job; nothing waits for it."""
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
 _UNTOLD: Final = os.CLD_EXITED, namespaces.UNTOLD
 _NOTES: Final[Message] = {
@@ -37,7 +37,7 @@ _NOTES: Final[Message] = {
 
 
 def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
-    """Bring every session that was not acknowledged to where it is now."""
+    """Settle every session that was not acknowledged."""
     supervisor.sandboxes.instances.adopt(legacy.held)
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
@@ -46,7 +46,7 @@ def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     recovery.settle_pending()
     recovery.close_rest()
     recovery.keep_laid()
-    # Whoever still needs something has been adopted: what the last supervisor left beside that goes.
+    # All users of stubs have been adopted: the other stubs of the last supervisor are removed.
     supervisor.sandboxes.stubs.tidy_later()
     supervisor.watch_container()
     supervisor.loop.after(_STRAYS_S, recovery.settle_strays)
@@ -68,7 +68,7 @@ class _Recovery:
         self._markers: dict[int, str | None] = {}
 
     def settle(self, name: str) -> None:
-        """Settle what is on record; what is only claimed is left to `settle_pending`."""
+        """Settle a session with records; one that is only claimed is left to `settle_pending`."""
         files = self._records.names(name)
         if layout.LAID in files:
             with contextlib.suppress(Unreadable):
@@ -89,7 +89,7 @@ class _Recovery:
             return _DAMAGED
 
     def _unwritten(self, name: str) -> bool:
-        """Take the record of an end over that there was no room for on the disk."""
+        """Take over an exit record that the disk had no room for."""
         held = self._held.get(name)
         if held is None or "record" not in held.notes:
             return False
@@ -115,7 +115,7 @@ class _Recovery:
         self._linger(name)
 
     def _linger(self, name: str) -> None:
-        """Go on draining what the survivors of an ended session still hold."""
+        """Go on draining the streams that survivors of an ended session hold."""
         held = self._held.get(name)
         if held is not None:
             job = self._job(name, {})
@@ -132,7 +132,7 @@ class _Recovery:
         return None
 
     def _keep_streams(self, job: Job) -> None:
-        """Watch the streams that an ended job still has; give the rest back."""
+        """Watch the open streams of an ended job; without any, let go of the job."""
         if job.init is not None or any(stream.open for stream in job.streams):
             self._sup.jobs[job.session_id] = job
             self._sup.follow(job)
@@ -162,7 +162,7 @@ class _Recovery:
         self._sup.connect(job, ours, resumed=True)
 
     def _running(self, name: str) -> bool:
-        """Settle a session whose process is on record; False when the record is of no use."""
+        """Settle a session whose process is on record; False without a usable record."""
         row = self._records.running(name)
         if row is None:
             return False
@@ -172,7 +172,7 @@ class _Recovery:
         if row["boot_id"] != self._sup.boot_id or row["container_id"] != self._sup.container_id:
             same = row["boot_id"] == self._sup.boot_id
             job.notes.pop("began", None)
-            # Its number means nothing here, and must never be signalled.
+            # The pid means another process here, and must never be signalled.
             job.pid = job.start = 0
             job.init = None
             self._connect(job)
@@ -182,7 +182,7 @@ class _Recovery:
         return True
 
     def _settle(self, job: Job) -> None:
-        """Record the end the keeper saw, or take the process over."""
+        """Record the end that the keeper saw, or adopt the process."""
         self._taken.add((job.pid, job.start))
         self._connect(job)
         dead = next((dead for dead in self._dead if (dead.pid, dead.start) == (job.pid, job.start)), None)
@@ -194,29 +194,29 @@ class _Recovery:
         self._sup.jobs[job.session_id] = job
         self._sup.follow(job)
         if job.pidfd < 0:
-            # Gone; the keeper may have reaped it a moment ago and be about to say so.
+            # Gone; the keeper may have just reaped it and be about to tell.
             self._sup.expect_end(job)
             return
         job.look()
         self._sup.sandboxes.watch(job)
         self._sup.diary.note(f"{job.session_id}: adopted")
         if job.ended_by != ITSELF:
-            # Whoever began to end it is not there any more to finish.
+            # The supervisor that began to end it has gone.
             self._sup.kill(job, float(job.notes["grace_s"]), job.ended_by, lambda _: None)
 
     def settle_pending(self) -> None:
-        """Settle sessions that were claimed and whose process, if there was one, is not on record."""
+        """Settle claimed sessions whose process, if there was one, is not on record."""
         if not self._pending:
             return
         self._procs = self._look()
         ours = [proc for proc in self._procs if proc.ppid == self._sup.keeper.pid and proc.pid != os.getpid()]
-        # Looked at now: of a first process that is about to end nothing will tell it from a command.
+        # Checked now: once a first process has ended, it looks like a command.
         self._living = [proc for proc in ours if not procfs.first_of_namespace(proc.pid)]
-        # A process that is not there was reaped before, and the keeper has told or tells now.
+        # A missing process was reaped before; the keeper has told that or tells it now.
         late = self._sup.keeper.catch_up()
         self._dead += late
         self._markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
-        # First those of which there is something: it is not to be had for another's then.
+        # First sessions with a process, so that no other session is given it.
         for name in sorted(self._pending, key=lambda name: self._find(name) is None):
             with self.contained(name):
                 self._settle_claimed(name)
@@ -225,7 +225,7 @@ class _Recovery:
 
     def _settle_claimed(self, name: str) -> None:
         job = self._job(name, {})
-        # Also of one that is lost: it ends now, not when somebody looks for strays.
+        # Also for a lost session: its namespace ends now, not in the search for strays.
         job.init = self._first_process(name)
         found = self._find(name)
         if found is not None:
@@ -238,10 +238,10 @@ class _Recovery:
 
     @contextlib.contextmanager
     def contained(self, name: str) -> Generator[None]:
-        """One damaged session does not stop the others; whoever asks for it hears that it is lost.
+        """Settle the others if this session is damaged; a status request for it then answers `lost`.
 
-        Where there is no room to look, nothing is known of any: this supervisor fails, and the next one looks again.
-        Other errors may pass as well, and get two more looks.
+        Without room for descriptors or memory no session can be settled: this supervisor fails, and the next one tries
+        again. Other OS errors get two more tries.
         """
         try:
             yield
@@ -255,11 +255,11 @@ class _Recovery:
         for _ in range(100):
             if not self._unborn(procs):
                 break
-            # The last supervisor died within a fork: its child is not yet what it is to become.
+            # The last supervisor died during a fork: its child has not executed the command yet.
             time.sleep(0.01)
             procs = procfs.snapshot()
         for proc in self._unborn(procs):
-            # Held up by a file system: it must not run after it was told that it never began.
+            # It hangs in a file system. It must not run after its session was reported as never started.
             procfs.signal_exactly(proc.pid, proc.start, signal.SIGKILL)
         return procs
 
@@ -269,7 +269,7 @@ class _Recovery:
         return [
             proc
             for proc in ours
-            # In a sandbox it leads a session before it is told to go; what is on record may say so of itself.
+            # In a sandbox it leads a POSIX session before it may go; a recorded command may imitate that.
             if proc.sid == own or ((proc.pid, proc.start) not in self._taken and namespaces.waits(proc.pid))
         ]
 
@@ -282,12 +282,12 @@ class _Recovery:
     def _find(self, name: str) -> tuple[int, int] | None:
         held = self._held.get(name)
         waits = held is not None and sandboxes.INSTANCE in held.notes and self._first_process(name) is None
-        # Of those in sandboxes many may be on their way: without its first process this one was never told to go.
+        # Many sandboxed starts may be under way; without its first process this one was never told to go.
         fitting = set[tuple[int, int]]() if waits else self._fitting(name)
         marked = [proc for proc in self._procs if self._markers.get(proc.pid) == name and proc.pid == proc.sid]
         if marked:
             first = min((proc.start, proc.pid) for proc in marked)
-            # Its descendants bear the marker too: what may be it and came before them goes first.
+            # Descendants have the marker too: an older candidate is preferred.
             fitting = {(pid, start) for pid, start in fitting if (start, pid) < first}
             if not fitting:
                 return first[1], first[0]
@@ -296,15 +296,15 @@ class _Recovery:
     def _first_process(self, name: str) -> tuple[int, int] | None:
         mark = layout.FIRST + name
         bearing = [proc for proc in self._procs if self._markers.get(proc.pid) == mark]
-        # A command can forge a mark, not a place.
+        # A command can forge a marker, but not be first in a namespace.
         return next(((proc.pid, proc.start) for proc in bearing if procfs.first_of_namespace(proc.pid)), None)
 
     def _fitting(self, name: str) -> set[tuple[int, int]]:
-        """Processes that may be the session's, forked and not noted: if it is exactly one, it is that.
+        """Processes that may be the session's, forked but not recorded; exactly one candidate is the process.
 
-        They lead a session, are children of the keeper by now and nobody else's, began after the command's
-        descriptors were handed over, and are neither another's by their marker nor first in a namespace. A supervisor
-        dies in one start at most.
+        Candidates lead a POSIX session, are children of the keeper now, started after the command's descriptors were
+        handed over, have no marker of another session, and are not first in a namespace. A supervisor dies in one start
+        at most.
         """
         held = self._held.get(name)
         if held is None:
@@ -323,9 +323,9 @@ class _Recovery:
     def _evidence(self, name: str) -> str:
         claim = self._claim(name).decode("ascii", "replace").split()
         if not claim:
-            # Cut off by a kill before anything was forked; or the machine lost its power, and it may well have run.
+            # Either a kill before the fork, or a power failure after which the command may have run.
             age, up = time.time() - self._records.made_at(name), now() + 1
-            # A clock that is behind the file's has been set since: it cannot tell one boot from the other.
+            # A file from the future means that the clock was set: it cannot tell the boots apart.
             return "record_unreadable" if age < -1 else "never_started" if age < up else "machine_rebooted"
         if not _BOOT_ID.match(claim[0]):
             return "record_unreadable"
@@ -335,14 +335,13 @@ class _Recovery:
             return "supervisor_killed"
         if claim[1] != self._sup.container_id:
             return "container_restarted"
-        # The keeper has been there all the time, and has neither a child nor a wait status of it. A first process stays
-        # only where its command was told to go, whatever it exited with.
+        # The same keeper has neither a child nor a wait status of it, and a first process stays only if told to.
         same = claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}"
         none = same and not self._fitting(name) and self._first_process(name) is None
         return "never_started" if none else "supervisor_killed"
 
     def settle_strays(self) -> None:
-        """See to it that PID namespaces of which no job knows end, each with the last who lives in there."""
+        """Let each PID namespace without a job end with its last process."""
         known = {job.init for job in self._sup.jobs.values()}
         for proc in procfs.snapshot():
             mark = procfs.marker(proc.pid) or ""
@@ -363,14 +362,13 @@ class _Recovery:
         self._unclaimed.clear()
 
     def keep_laid(self) -> None:
-        """Keep what sandboxes of nobody's have put into workspaces until it is known that nobody lives in them."""
+        """Keep the stubs of sandboxes without a job until it is known that no process lives in them."""
         self._unclaimed = {name: self._job(name, {}) for name in list(self._laid)}
 
     def close_rest(self) -> None:
-        """Give back what belongs to no session any more."""
+        """Close and drop what belongs to no session any more."""
         for name, held in self._held.items():
-            for fd in held.fds.values():
-                os.close(fd)
+            linux.close_all(held.fds.values())
             if name not in self._sup.jobs and "record" not in held.notes:
                 self._sup.keeper.drop(name)
         self._sup.keeper.forget(self._dead)

@@ -1,4 +1,4 @@
-"""What clients may ask: each request checked, done and answered; and when nobody asks, the end."""
+"""The requests of clients: checked, carried out and answered; and the end of an idle supervisor."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
 _MOMENT_S: Final = 0.05
 _HEARD_S: Final = 1.0
-"""How long a supervisor that was told to end waits until clients acknowledge: after that only the next one tells."""
+"""How long a supervisor that was told to end waits for acknowledgements; later the next one tells the ends."""
 _END_GRACE_S: Final = 5.0
 _END_S: Final = 12.0
-"""Whatever has not ended that long after a service was told to end is left to whoever told it."""
+"""How long a service that was told to end waits for its commands; the rest is left to the service manager."""
 
 
 class Requests:
-    """The listening socket and everybody connected to it, until nobody needs us; `idle_s` 0 never ends by itself."""
+    """The listening socket and its clients, until no client needs us; with `idle_s` 0 it never ends by itself."""
 
     def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
         self._sup = supervisor
@@ -113,8 +113,8 @@ class Requests:
         except OSError as error:
             self._sup.diary.note(f"{op} failed: {error.strerror}")
             peer.send({"id": number, "ok": False, **self._failure(error)})
-        except Exception as error:  # noqa: BLE001 - whoever asks again after a crash would cause the next
-            # A bug of ours; it harms this request only.
+        except Exception as error:  # noqa: BLE001 - a client that repeats the request would crash us again
+            # A bug; it must harm this request only.
             self._sup.diary.note(f"{op} failed: {type(error).__name__}")
             peer.send({"id": number, "ok": False, "error": "internal", "message": "the supervisor has a bug there"})
         else:
@@ -123,7 +123,7 @@ class Requests:
 
     def _failure(self, error: OSError) -> Message:
         if isinstance(error, FileNotFoundError) and self._sup.records.gone:
-            # What runs goes on to its end here; then whoever wants to start something gets a new pair.
+            # Running commands end here; then a start gets a new keeper and supervisor.
             self._retiring = True
             self._loop.after(0.0, self._rest)
             return {"error": "state_gone", "message": _GONE}
@@ -227,11 +227,11 @@ class Requests:
         return None
 
     def _growing(self, peer: Peer, message: Message, job: Job) -> Told:
-        """Tells the outcome of a write once there is the output that it brings, or the time is up."""
+        """Tells the outcome of a write once its output has arrived, or the time is up."""
         tell, number = _telling(peer, message), message.get("id")
         if not isinstance(number, int):
             raise Refused("bad_request", "id is no number")
-        # All of it is checked before the write: who tells later has nobody to refuse.
+        # Checked before the write: afterwards a refusal is not possible.
         wanted: Message = {
             "id": number,
             "beyond": number_of(message, "beyond", 0),
@@ -240,7 +240,7 @@ class Requests:
 
         def told(outcome: Message) -> None:
             at_once = outcome["closed"] or not peer.open
-            # Where too many wait, it is told as if no more had been asked for.
+            # If too many requests wait, the outcome is told at once.
             with contextlib.suppress(Refused):
                 at_once = at_once or self._sup.growth.wait(peer, wanted, job, outcome) is not None
                 if not at_once:
@@ -300,7 +300,7 @@ class Requests:
         return {"live": len(self._sup.jobs)}
 
     def _ordered(self, order: str) -> None:
-        """Go as soon as no command runs; with `end`, see to it that none does."""
+        """End as soon as no command runs; with the order `end`, end the commands."""
         self._sup.diary.note(f"told to {order}")
         self._retiring = True
         if order == "end" and not self._ending:
@@ -313,13 +313,13 @@ class Requests:
     # -- idle ------------------------------------------------------------------------------------
 
     def _rest(self) -> None:
-        """Start or stop counting the time in which nobody needs us."""
+        """Start or stop the idle timer."""
         needed = bool(self._sup.jobs or self._sup.ledger.behind)
         wanted = needed or bool(self._peers)
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        # Without a keeper there is no background work: clients that stay are better off with a new pair.
+        # Without a keeper there is no background work: clients need a new keeper and supervisor.
         if not needed and (self._sup.stopping or self._retiring or self._sup.keeper.pid is None):
             unheard = self._ending and self._sup.ledger.ended and any(peer.watches for peer in self._peers)
             self._idle = self._loop.after(_HEARD_S if unheard else _MOMENT_S, self._leave)
@@ -333,7 +333,7 @@ class Requests:
             if self._peers or self._sup.jobs:
                 self._rest()
                 return
-        # Who connects from here on is cut off before an answer, and starts a new pair.
+        # A client that connects now is disconnected without an answer, and starts a new keeper.
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         self._sup.diary.note("ends: nobody needs it")

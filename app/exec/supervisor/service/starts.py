@@ -1,4 +1,4 @@
-"""Starting commands: claimed first, so that none is started twice; then held by the keeper, forked, and on record."""
+"""Starts commands: claim first, so that none starts twice; then hand descriptors to the keeper, fork, record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shellback.exec.wire.protocol import Message, Refused, StartRequest
 
 _UNWATCHED_S: Final = 0.05
 _NOTED: Final = ("grace_s", "log_cap", "background", "separate_stderr", "pty", "lifetime", "owner", "scope")
-"""Of a request, what a later supervisor has to know."""
+"""Fields of a request that a later supervisor needs."""
 
 
 class Starts:
@@ -27,10 +27,9 @@ class Starts:
         self._sup = supervisor
 
     def start(self, message: Message, reply: Callable[[Message], None]) -> Message | None:
-        """Start a command unless its session was claimed before; answers how it is, None when `reply` will.
+        """Start a command unless its session was claimed before; the answer, or None if `reply` gets it later.
 
-        Raises:
-            Refused: Nothing has been done.
+        After Refused nothing has been done.
         """
         crashpoints.reach("supervisor.request")
         request = StartRequest.from_wire(message)
@@ -85,13 +84,13 @@ class Starts:
     def _launch(
         self, job: Job, request: StartRequest, made: channels.Channels, claim: int, reply: Callable[[Message], None]
     ) -> Message | None:
-        """Start in a sandbox, which takes its time: `reply` gets the answer, if it is not to be had at once."""
+        """Start in a sandbox; `reply` gets the answer unless the start fails at once."""
         try:
             self._hold(job, made)
             self._sup.connect(job, made.ours, resumed=False)
             claimed = os.dup(claim)
         except OSError as failure:
-            # It has not entered, so it does not leave.
+            # It has not entered the instance, so it must not leave it.
             del job.notes[sandboxes.INSTANCE]
             return self._failed(job, failure.errno)
         self._sup.jobs[job.session_id] = job
@@ -131,8 +130,7 @@ class Starts:
     def _failed(self, job: Job, number: int | None) -> Message:
         """Record that the command cannot be executed.
 
-        Raises:
-            OSError: It was a descriptor that was missing; nothing is left of the start, so it may be asked for again.
+        Raises OSError if only a descriptor was missing: the claim is removed, and the start may be requested again.
         """
         if number not in channels.NO_DESCRIPTORS:
             return self._sup.not_started(job, number or errno.EIO)
@@ -161,13 +159,13 @@ class Starts:
             self._sup.diary.note(f"{job.session_id}: pid not on record: {error.strerror}")
 
     def _identify(self, job: Job) -> bool:
-        """Get hold of the process that was forked; False when the kernel has no room for it now."""
+        """Open a pidfd of the forked process; False if the kernel has no room for it now."""
         try:
             proc = procfs.read(job.pid)
             job.start = proc.start if proc is not None else 0
             job.pidfd = os.pidfd_open(job.pid)
         except OSError as error:
-            # Our own child and not reaped, so it can be had later too.
+            # An unreaped child of ours can be opened later too.
             self._sup.diary.note(f"{job.session_id}: not watched yet: {error.strerror}")
             self._sup.loop.after(_UNWATCHED_S, lambda: self._identify_later(job))
             return False
@@ -179,7 +177,7 @@ class Starts:
             self._sup.loop.watch(job.pidfd, lambda _: self._sup.exited(job), IN)
 
     def _hold(self, job: Job, made: channels.Channels) -> None:
-        """Give the keeper its dups, before there is a process that could miss them."""
+        """Give the keeper its dups before the process exists."""
         names = [name for name in made.ours if not (name == channels.STDIN and channels.MASTER in made.ours)]
         self._sup.keeper.send(
             {"op": "hold", "session": job.session_id, "names": names, "notes": job.notes},

@@ -1,4 +1,4 @@
-"""The supervisor's state: commands that run, and what happens when they end, or must end."""
+"""The supervisor's state: running commands, and what happens when they end or must end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Supervisor:
             self.diary.note(f"{job.session_id}: running.json: {error.strerror}")
 
     def connect(self, job: Job, ours: dict[str, int], *, resumed: bool) -> None:
-        """Give the job its logs, streams and input over descriptors that are the job's from now on."""
+        """Give the job its logs, streams and input; the job owns the descriptors from now on."""
         cap = int(job.notes["log_cap"])
         names = [(layout.LOG, layout.HOLES)]
         if channels.ERR in ours:
@@ -109,7 +109,7 @@ class Supervisor:
         """Watch the job's process, streams and deadline."""
         if job.pidfd >= 0:
             self.loop.watch(job.pidfd, lambda _: self.exited(job), IN)
-        # One that has ended may have left its number to somebody else.
+        # The number of a closed stream may belong to another descriptor.
         for stream in (stream for stream in job.streams if stream.open):
             stream.watch(self.loop, lambda: self.stream_ended(job))
         deadline = job.notes["deadline"]
@@ -128,7 +128,7 @@ class Supervisor:
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, job: Job) -> None:
-        """Record the end of a job now if it has ended."""
+        """Record the end of a job if it has ended."""
         if job.record is not None or job.pidfd < 0:
             return
         if job.adopted:
@@ -153,14 +153,14 @@ class Supervisor:
             job.pidfd = -1
 
     def expect_end(self, job: Job) -> None:
-        """Record the end of an adopted job: its parent, the keeper, tells; without one the kernel may know."""
+        """Record the end of an adopted job, as the keeper tells it; without a keeper the kernel may know it."""
         self.loop.after(_UNTOLD_S if self.keeper.pid is not None else 0.0, lambda: self._ended_untold(job))
 
     def _ended_untold(self, job: Job) -> None:
         if job.record is not None:
             return
         if self.keeper.pid is not None and (found := procfs.read(job.pid)) is not None and found.start == job.start:
-            # Still to be reaped: the keeper is slow.
+            # The keeper has not reaped it yet.
             self.expect_end(job)
             return
         self.keeper.when_told(lambda: self._ended_unknown(job))
@@ -178,7 +178,7 @@ class Supervisor:
         self._close_pidfd(job)
 
     def end(self, job: Job, code: int, status: int, known: int = 0) -> None:
-        """Record the end that the kernel reported; `known` as whoever reaped it has it."""
+        """Record the end that the kernel reported; `known` comes from the process that reaped it."""
         self._drain(job)
         self.sandboxes.last_look(job)
         if self._container is not None:
@@ -188,7 +188,7 @@ class Supervisor:
             job.look()
             survivors = self._survivors(job)
         except OSError as error:
-            # No descriptor for a look: the end itself needs none, and cannot be told later.
+            # No descriptor for the search; the end needs none and must be recorded now.
             self.diary.note(f"{job.session_id}: not looked for survivors: {error.strerror}")
             survivors = []
         exited = code == os.CLD_EXITED
@@ -216,8 +216,8 @@ class Supervisor:
         if job.input is not None:
             job.input.close()
         if not self.ledger.enter(record):
-            # The keeper has it until the disk does.
-            # What is laid in the workspace is in a file, and may be more than a message can have.
+            # The keeper holds the record until it is on disk.
+            # Stubs and covers are in `laid.json`, and may be too long for a message.
             notes: Message = {
                 name: job.notes[name] for name in job.notes.keys() - {sandboxes.STUBS, sandboxes.PLACEHOLDERS, COVERED}
             }
@@ -230,13 +230,13 @@ class Supervisor:
         self.stream_ended(job)
 
     def vacate(self, job: Job) -> None:
-        """See to it that the PID namespace of an ended job, if it has one, ends with the last who lives in there."""
+        """Let the PID namespace of an ended job, if it has one, end with its last process."""
         self.sandboxes.vacate(job, lambda: self.stream_ended(job))
 
     def _survivors(self, job: Job) -> list[int]:
         if job.init is not None:
             return sandboxes.inhabitants(job, _SURVIVORS)
-        # Orphans are given to our first thread, which starts nothing itself: usually there are none.
+        # Orphans become children of our first thread, which starts no commands: usually it has none.
         orphans = procfs.children(os.getpid())
         if job.adopted and self.keeper.pid is not None:
             orphans += procfs.children(self.keeper.pid)
@@ -257,14 +257,14 @@ class Supervisor:
         job.logs.clear()
         self.jobs.pop(job.session_id, None)
         self.sandboxes.left(job)
-        # Where the disk has no room yet, nobody else has the record.
+        # If the disk has no room yet, only the keeper has the record.
         self.keeper.drop(job.session_id, list(channels.NAMES) if self.ledger.lacks(job.session_id) else None)
         self.changed()
 
     # -- covers ----------------------------------------------------------------------------------
 
     def lost(self, job: Job, loss: Loss) -> None:
-        """Keep it on record that a cover of a job was lost, and what became of that."""
+        """Record that a cover of a job was lost, and what became of it."""
         known = job.notes.setdefault(LOSSES, [])
         if len(known) < MOST or loss["how"] == ENDED:
             known.append(loss)
@@ -274,7 +274,7 @@ class Supervisor:
         self.uncovering(job)
 
     def end_uncovered(self, job: Job) -> None:
-        """End the whole tree of a job at once: a cover that it has lost cannot be laid again."""
+        """Kill the whole tree of a job at once: a lost cover cannot be restored."""
         self.exited(job)
         if job.record is None:
             job.ended_by = PROTECTION
@@ -283,10 +283,7 @@ class Supervisor:
         self.killer.kill(job.target, 0.0, lambda _: self.exited(job), lambda: self._first_signal(job, job.ended_by))
 
     def watch_container(self) -> None:
-        """Where we are in a container: see to it that nothing runs in it once one of its covers is lost.
-
-        What could lay it again is not in a container, and must not be.
-        """
+        """In a container: end all commands once one of its covers is lost; from inside it cannot be restored."""
 
         def told(loss: Loss) -> None:
             for job in list(self.jobs.values()):
@@ -329,12 +326,12 @@ class Supervisor:
         if job.record is None:
             job.ended_by = who
             if job.pidfd >= 0 or job.adopted:
-                # Else it is noted with the process.
+                # Otherwise it is recorded with the process.
                 self.note_running(job)
             crashpoints.reach("supervisor.killing")
 
     def status(self, name: str) -> Message:
-        """What is known of a session: `unknown`, `abandoned`, `running`, or its end with the record."""
+        """The status of a session: `unknown`, `abandoned`, `running`, or its end with the record."""
         job = self.jobs.get(name)
         if job is not None and job.record is None:
             return job.status()
@@ -346,7 +343,7 @@ class Supervisor:
         return {"state": "lost", "record": lost.record}
 
     def _written_late(self, name: str) -> None:
-        # Whoever was told before could not acknowledge it.
+        # Clients could not acknowledge it when it was told first.
         if name in self.ledger.ended:
             self.ended(self.ledger.ended[name])
         if name not in self.jobs:
