@@ -1,4 +1,4 @@
-"""The worker's side of the socket: one connection, any number of requests under way, exits as they come."""
+"""A client of the supervisor: one connection with many requests at a time, and events for exits."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from shellback.exec.link.reaching import Connection, Lost, Reaching
 from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
 
 _REPLACED_S: Final = 2.0
-"""How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
+"""How long a start waits until a stopping supervisor has ended; one with live commands stays."""
 
 
 class SupervisorClient(Reaching):
-    """Speaks to the supervisor of a state directory, starting it where there is none.
+    """The client of a state directory's supervisor, which it starts if there is none.
 
-    `on_exit(record)` is called on the event loop for every exit that is not acknowledged, again
-    after each reconnection: it must bear repeats. `on_reconnect()` is called when the supervisor
-    or its connection was replaced. A call survives the supervisor's death; it never acts twice.
-
-    Without `spawn` it starts none, and waits up to `wait_s` seconds for one that somebody else starts.
+    `on_exit(record)` is called on the event loop for every unacknowledged exit, and again after each reconnection.
+    `on_reconnect()` is called when the supervisor or the connection was replaced. A call survives the supervisor's
+    death and never acts twice. Without `spawn` it starts no supervisor, and waits `wait_s` seconds for one.
     """
 
     async def info(self) -> Message:
-        """What the supervisor says of itself now; the keys of `connect`."""
+        """The current state of the supervisor, with the keys of `connect`."""
         return await self._act({"op": "info"})
 
     async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
-        """Start a command, at most once however often the same session id is asked for; there is no other `home`.
+        """Start a command, at most once for each session id. `home` must be its own.
 
-        Cancelling leaves it started or not; the same call later says which.
+        After a cancellation the command is started or not; the same call later tells which.
 
         Raises:
-            SupervisorUnreachable: It is not known whether the command was started; `status` will tell.
+            SupervisorUnreachable: It is unknown whether the command was started; `status` tells later.
         """
         assert home is None or home == self._home
         message = {"op": "start", **request.to_wire()}
@@ -55,27 +53,27 @@ class SupervisorClient(Reaching):
                     return {"ok": True, "outcome": "already", "status": status}
                 continue
             leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
-            # It has begun nothing, and makes room for a new pair as soon as nothing runs.
+            # It has started nothing; a new supervisor can start as soon as nothing runs.
             if not (leaving and await connection.gone_within(_REPLACED_S)):
                 return answer
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
-        """State of a session: `unknown`, `abandoned`, `running` (pid, started_at, ...) or an end with `record`."""
+        """The state of a session: `unknown`, `abandoned`, `running` (pid, started_at, ...) or an end with `record`."""
         return await self._act({"op": "status", "session_id": session_id})
 
     async def list(self) -> list[Message]:
-        """Sessions that run, each as `status` has it."""
+        """Running sessions, each as in `status`."""
         return cast("list[Message]", (await self._act({"op": "list"}))["sessions"])
 
     async def unacknowledged(self) -> list[ExitRecord]:
-        """Exit records nobody has acknowledged."""
+        """Unacknowledged exit records."""
         return answers.named((await self._act({"op": "list"}))["ended"])
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
-        """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until nothing is found twice.
+        """End all processes: SIGTERM, `grace_s` seconds, SIGKILL, until two looks find none.
 
-        An ended session's survivors are ended too. Cancelling leaves the kill going on.
+        It also ends survivors of an ended session. After a cancellation the kill continues.
 
         Raises:
             SessionNotFound: No such session.
@@ -123,7 +121,7 @@ class SupervisorClient(Reaching):
         return _outcome(answers.checked(answer, message))
 
     async def _same(self, connection: Connection) -> Connection | None:
-        """A new connection to the same process, which remembers the keys it has served."""
+        """A new connection to the same process, which remembers keys; None if it was replaced."""
         try:
             again = await self._connected()
         except SupervisorUnreachable:
@@ -135,11 +133,11 @@ class SupervisorClient(Reaching):
         await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})
 
     async def signal(self, session_id: str, number: int) -> None:
-        """Send a signal to every process of the session's tree; where the answer is lost, it may have been sent.
+        """Send a signal to every process of the session.
 
         Raises:
             TaskCompleted: The session has ended; nothing was signalled.
-            SupervisorUnreachable: It does not answer.
+            SupervisorUnreachable: It does not answer; the signal may have been sent.
         """
         message: Message = {"op": "signal", "session_id": session_id, "number": number}
         connection = await self._connected()
@@ -157,7 +155,7 @@ class SupervisorClient(Reaching):
         rest_s: float = 0.0,
         timeout_s: float = 30.0,
     ) -> Grown:
-        """See `SupervisorPort.grown`; goes on with one that replaces it. LimitReached: too many wait already."""
+        """See `SupervisorPort.grown`; continues with a new supervisor. LimitReached: too many calls wait already."""
         until = time.monotonic() + timeout_s
         while True:
             left = max(0.0, until - time.monotonic())
@@ -182,15 +180,15 @@ class SupervisorClient(Reaching):
         return [str(name) for name in answer["sessions"]]
 
     async def ack(self, session_id: str) -> bool:
-        """Say that the exit is recorded elsewhere, so that it is not told again; False if it was not due."""
+        """Acknowledge an exit, so that it is not reported again; False if there was none to acknowledge."""
         return bool((await self._act({"op": "ack", "session_id": session_id}))["acknowledged"])
 
     async def abandon(self, session_id: str) -> Message:
-        """Make sure that this session never starts; returns its status, `abandoned` if that worked."""
+        """Prevent this session from starting; returns its status, `abandoned` on success."""
         return cast("Message", (await self._act({"op": "abandon", "session_id": session_id}))["status"])
 
     async def stop(self) -> int:
-        """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
+        """Tell supervisor and keeper to end when no session is left; returns the number of live sessions."""
         return int((await self._act({"op": "stop"}))["live"])
 
 

@@ -1,4 +1,4 @@
-"""Starting keeper and supervisor from a worker, once, whoever else tries at the same time. Blocks."""
+"""Starts keeper and supervisor; concurrent calls start one pair. All functions block."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CODE: Final = (
 
 
 def folder(home: Path) -> int:
-    """A descriptor of the supervisor's folder, made 0700 where it is missing.
+    """A descriptor of the supervisor's folder, created 0700 if it is missing.
 
     Raises:
-        SupervisorUnreachable: The state directory cannot be used, or others may put something in our way there.
+        SupervisorUnreachable: The state directory cannot be used, or other users can write it.
     """
     path = home / layout.SUPERVISOR
     try:
@@ -57,7 +57,7 @@ def _trusted(path: Path, found: os.stat_result, others: int) -> None:
 
 
 def connect(folder_fd: int) -> socket.socket:
-    """Connect to the supervisor; paths of any length work. OSError: nobody listens."""
+    """Connect to the supervisor; the path may be of any length. OSError: no process listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(5.0)
@@ -70,27 +70,27 @@ def connect(folder_fd: int) -> socket.socket:
 
 
 def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> None:
-    """Start a keeper unless there is one; return when its supervisor listens, or may soon.
+    """Start a keeper unless there is one; returns when its supervisor listens, or may listen soon.
 
     Raises:
-        SupervisorUnreachable: They do not come up.
+        SupervisorUnreachable: They do not start.
     """
     with linux.opened(_START_LOCK, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _answers(folder_fd):
             return
         if kept(folder_fd):
-            # Its supervisor is being replaced, or both are about to end.
+            # Its supervisor is being replaced, or both are ending.
             time.sleep(0.01)
             return
         _spawn(home, crash_dir, idle_s)
 
 
 def kept(folder_fd: int) -> bool:
-    """Whether a keeper holds its lock: one in a container holds it too, over the file that both see."""
+    """Whether a keeper holds its lock; a keeper in a container locks the same file."""
     try:
         with linux.opened(layout.KEEPER_LOCK, os.O_RDONLY, dir_fd=folder_fd) as fd:
-            # Shared, so that two who look do not take each other for a keeper.
+            # Shared, so that two callers do not take each other for a keeper.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -108,7 +108,7 @@ def _answers(folder_fd: int) -> bool:
 
 
 def become_service(home: Path, crash_dir: str | None) -> NoReturn:
-    """Replace this process by the keeper of `home`, which runs until it is told to end.
+    """Replace this process by the keeper of `home`, which runs until it is stopped.
 
     Raises:
         SupervisorUnreachable: The state directory cannot be used.
@@ -119,7 +119,7 @@ def become_service(home: Path, crash_dir: str | None) -> NoReturn:
 
 
 def service_argv(home: Path, crash_dir: str | None = None, root: str = _ROOT) -> list[str]:
-    """The program that `become_service` executes; `root` is the directory that has the package `app`."""
+    """The argv that `become_service` executes; `root` is the directory that contains `app`."""
     return [*_argv(home, crash_dir, 0.0, root), "--service"]
 
 

@@ -1,4 +1,4 @@
-"""A client's way to the supervisor: found, started where there is none, found again after it was replaced."""
+"""Connects to the supervisor, starts it if there is none, and reconnects when it is replaced."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ CONNECT_S: Final = 15.0
 NO_ANSWER_S: Final = 30.0
 _LOOK_S: Final = 0.5
 _AWAY_S: Final = 2.0
-"""What a supervisor may take to be replaced before the log says that it is missed, or one that talks nonsense."""
+"""The delay before the log says that a supervisor is missing, and before a reconnection after a garbled answer."""
 _HELLO_S: Final = 5.0
 
 
 class Lost(Exception):
-    """The connection went before the answer came."""
+    """The connection was lost before the answer came."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a client: requests by number, events as they come."""
+    """One connection: requests with numbers, and events."""
 
     def __init__(self, on_event: Callable[[Message], None], on_lost: Callable[[Connection], None]) -> None:
         self._decoder = Decoder(MAX_ANSWER)
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._gone = asyncio.Event()
         self.info: Message = {}
         self.garbled = ""
-        """What the other side said that we do not understand; the connection is closed for it."""
+        """The message that we did not understand, for which the connection was closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -100,19 +100,19 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def gone_within(self, seconds: float) -> bool:
-        """Wait so long for the connection to end; whether it has."""
+        """Wait at most `seconds` for the connection to end; whether it has."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
         return self._gone.is_set()
 
     async def ask(self, message: Message, limit_s: float, *, withdraws: bool = False) -> Message:
-        """The answer to a request; with `withdraws`, one that is cancelled is taken back on the other side too.
+        """The answer to a request. With `withdraws` a cancellation also withdraws the request in the supervisor.
 
         Raises:
-            Lost: The connection went first.
+            Lost: The connection was lost first.
             TimeoutError: No answer came in `limit_s` seconds.
-            ProtocolError: The request is longer than the other side takes; it was not sent.
+            ProtocolError: The request is too long; it was not sent.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         future: asyncio.Future[Message] = loop.create_future()
         self._waiting[number] = future
         transport.write(frame)
-        # `asyncio.timeout` would be as good, and a third of what a request costs here.
+        # `asyncio.timeout` would cost a third of the whole request.
         timer = loop.call_later(limit_s, _late, future)
         try:
             return await future
@@ -144,9 +144,9 @@ def _late(future: asyncio.Future[Message]) -> None:
 
 
 class Reaching:
-    """Finds the supervisor of a state directory again whenever it is replaced, and asks it."""
+    """Sends requests to the supervisor of a state directory, and finds it again when it is replaced."""
 
-    _enough: tuple[type[Exception], ...] = ()  # after these nobody looks for it before a request
+    _enough: tuple[type[Exception], ...] = ()  # after these errors only a request reconnects
 
     def __init__(
         self,
@@ -176,12 +176,12 @@ class Reaching:
         self._closed = False
 
     async def connect(self) -> Message:
-        """Connect, start the supervisor if need be, and return what it says of itself.
+        """Connect, starting the supervisor if necessary; returns its state.
 
         Keys: version, pid, boot_id, instance, keeper (alive), keeper_pid, live, unacknowledged.
 
         Raises:
-            SupervisorUnreachable: It neither answers nor can be started.
+            SupervisorUnreachable: It does not answer and cannot be started.
         """
         return (await self._connected()).info
 
@@ -200,7 +200,7 @@ class Reaching:
 
     async def _open(self) -> Connection:
         if self._folder >= 0 and not os.fstat(self._folder).st_nlink:
-            # The state directory was removed; what has its name now is another one.
+            # The state directory was removed; its path may now be another directory.
             os.close(self._folder)
             self._folder = -1
         if self._folder < 0:
@@ -220,13 +220,10 @@ class Reaching:
             if waited > CONNECT_S:
                 none = f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s"
                 raise SupervisorUnreachable(self._no_answer if silent else none)
-            await self._start_one()
-
-    async def _start_one(self) -> None:
-        try:
-            await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
-        except OSError as error:
-            raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
+            try:
+                await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
+            except OSError as error:
+                raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
 
     async def _await_another(self, waited: float) -> None:
         if not self._wait_s:
@@ -238,7 +235,7 @@ class Reaching:
         if waited > _AWAY_S and not self._missed:
             self._missed = True
             log.warning("%s: waiting for it; %s", why, todo)
-        # A socket that does not exist yet tells nobody when it does.
+        # There is no event for the creation of the socket.
         await asyncio.sleep(min(_LOOK_S, 0.01 + waited / 4))
 
     async def _greet(self) -> Connection:
@@ -304,7 +301,7 @@ class Reaching:
                 return
 
     async def close(self) -> None:
-        """Leave; commands and supervisor go on. Repeating it changes nothing."""
+        """Close the connection; commands and supervisor continue. A repeat changes nothing."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
@@ -321,7 +318,7 @@ class Reaching:
     async def _once(
         self, connection: Connection, message: Message, limit_s: float, *, withdraws: bool = False
     ) -> Message | None:
-        """The answer to a request; None where the connection went first."""
+        """The answer to a request; None if the connection was lost first."""
         try:
             return await connection.ask(message, limit_s, withdraws=withdraws)
         except Lost:
@@ -332,7 +329,7 @@ class Reaching:
             raise SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})") from None
 
     async def _ask(self, message: Message, *, longer_s: float = 0.0) -> Message:
-        """Ask until answered; only for what may be asked again."""
+        """Ask until there is an answer; only for requests that may be repeated."""
         limit_s = NO_ANSWER_S + longer_s
         until = time.monotonic() + limit_s
         try:

@@ -1,4 +1,4 @@
-"""The supervisor as the engine sees it: plans go in, nouns of the engine come out."""
+"""Translates between the engine's types and the supervisor's messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the supervisor knows of a session: its process, its end, or that it can never start."""
+    """The supervisor's knowledge of a session: its process, its end, or that it was abandoned."""
 
     session_id: SessionId
     pid: int | None = None
@@ -39,7 +39,7 @@ class Seen:
 
 
 class Supervised:
-    """Translates between the engine and one supervisor; what needs no translation is asked of its `port`."""
+    """One supervisor for the engine; calls without translation go to its `port`."""
 
     def __init__(self, port: SupervisorPort) -> None:
         self.port = port
@@ -52,19 +52,19 @@ class Supervised:
         on_reconnect: Callable[[], None],
         on_losses: Callable[[SessionId, Sequence[Loss]], None] = lambda _session_id, _losses: None,
     ) -> None:
-        """Reach the supervisor and hear every end and loss, those of before included; and when it was replaced."""
+        """Connect, and be called for every end and loss, also earlier ones, and when the supervisor was replaced."""
         self.port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
         self.port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
         self.port.on_reconnect = on_reconnect
         self.boot_id = (await self.port.connect())["boot_id"]
 
     async def start(self, session: Session, spec: CommandSpec, plan: Plan) -> Seen:
-        """Start the session's process, or learn that it was started, or given up, before.
+        """Start the session's process; if it was started or abandoned before, return that.
 
         Raises:
             SpawnFailed: The supervisor could not take it; nothing was started.
             LimitReached: Descriptors or disk are used up; nothing was started.
-            SupervisorUnreachable: Not known whether it started.
+            SupervisorUnreachable: It is unknown whether it was started.
         """
         request = StartRequest(
             session_id=session.id,
@@ -103,12 +103,12 @@ class Supervised:
         return seen
 
     async def status(self, session_id: SessionId) -> Seen | None:
-        """What it knows of a session; None when nothing."""
+        """Its knowledge of a session; None if it has none."""
         return _seen(session_id, await self.port.status(session_id))
 
     async def list(self) -> list[Seen]:
-        """What it knows of all sessions whose end is not acknowledged."""
-        # In this order, what ends between the two questions is in both answers, not in none.
+        """Its knowledge of all sessions whose end is not acknowledged."""
+        # In this order, a process that ends between the two calls is in both lists, not in neither.
         running = [_running(SessionId(status["session_id"]), status) for status in await self.port.list()]
         ended = [
             Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
@@ -117,11 +117,11 @@ class Supervised:
         return running + ended
 
     async def abandon(self, session_id: SessionId) -> bool:
-        """Make the session impossible to start; False when it has been started."""
+        """Prevent the session from starting; False if it was started."""
         return (await self.port.abandon(session_id))["state"] == "abandoned"
 
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
-        """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""
+        """End all processes of a session; returns the pids that survived. An unknown session has none."""
         try:
             return await self.port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)
         except (SessionNotFound, TaskCompleted):
@@ -129,7 +129,7 @@ class Supervised:
 
 
 def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
-    """The exit record as the rest of the system sees it; one that cannot be read says so, and nothing else."""
+    """The end in an exit record; an unreadable record is lost (record_unreadable)."""
     whole = exit_record(record)
     if whole is None:
         log.error("an exit record of another version or none at all: %.500r", record)

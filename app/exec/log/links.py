@@ -1,7 +1,7 @@
-"""`<workspace>/.tmp/exec/<session_id>.log`: links from where people look to where the logs are.
+"""Links in the workspace, `.tmp/exec/<session_id>.log`, to the logs.
 
-Commands can write the workspace, so nothing here follows a link that one of them may have planted:
-every step goes through the descriptor of the directory before it.
+Commands can write the workspace, so every step goes through the descriptor of the directory before it, and follows no
+link that a command may have made.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ LINK_S: Final = 0.02
 
 
 class LogLinks:
-    """Links to the logs of one workspace. A link that cannot be made is logged; the log itself is elsewhere.
-
-    Any thread may call it.
-    """
+    """The links of one workspace; thread-safe. A failure is only logged, because the log itself is elsewhere."""
 
     def __init__(self, workspace: Path, sessions: Path) -> None:
         self._workspace = workspace
@@ -41,15 +38,15 @@ class LogLinks:
         self._identity: tuple[int, int] | None = None
 
     def forgotten(self, session_id: str) -> bool:
-        """Whether nothing of a session is on disk: one that the store does not know either was pruned."""
+        """Whether a session has no files; if the store does not know it either, it was pruned."""
         return not (self.sessions / session_id).is_dir()
 
     def path(self, session_id: str) -> str:
-        """Where the link of a session is."""
+        """The path of a session's link."""
         return f"{self._workspace}/{TMP}/{EXEC}/{session_id}.log"
 
     def add(self, session_id: str, *, separate_stderr: bool) -> None:
-        """Make the links of a session; repeating it changes nothing."""
+        """Make the links of a session; a repeat changes nothing."""
         names = [(f"{session_id}.log", layout.LOG)]
         if separate_stderr:
             names.append((f"{session_id}.err", layout.ERR))
@@ -70,7 +67,7 @@ class LogLinks:
                     os.unlink(name, dir_fd=fd)
 
     def close(self) -> None:
-        """Let go of the directory; using the object again opens it again."""
+        """Close the directory; the next use opens it again."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -89,7 +86,7 @@ class LogLinks:
 
 
 class SoonLinked:
-    """Links logs a moment later, with those of others: one link costs 0.4 ms, more than a short call's rest."""
+    """Makes links a moment later, in batches: a link costs 0.4 ms, too much for a short call."""
 
     def __init__(self, links: LogLinks, do_later: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
         self._links = links
@@ -97,13 +94,13 @@ class SoonLinked:
         self._batch: list[Session] = []
 
     def add(self, session: Session) -> None:
-        """Have the links of a session made."""
+        """Make the links of a session soon."""
         self._batch.append(session)
         if len(self._batch) == 1:
             asyncio.get_running_loop().call_later(LINK_S, self._link)
 
     def close(self) -> None:
-        """Make those that are due now, and let go of the directory."""
+        """Make the remaining links now, and close the directory."""
         self._add(self._taken())
         self._links.close()
 

@@ -1,7 +1,7 @@
-"""Old logs go, and the oldest when all together take too much room; never one that somebody may still need.
+"""Deletes old logs, and empties the oldest when all logs together are too large; never logs that are still needed.
 
-A log that goes for its age goes with the session's directory. One that goes for its room is emptied: the whole
-of it becomes a range that was dropped, so every reader says how much there was instead of showing nothing.
+An old log is deleted with the session's directory. An emptied log is recorded as one dropped range, so that readers
+say how much output there was.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shellback.exec.wire.gaps import Hole
 log = logging.getLogger(__name__)
 
 STILL_S: Final = 60.0
-"""A log that was written to since, or whose session has ended since, is not emptied: somebody is about to read it."""
+"""A log that was written, or whose session ended, within this time is not emptied: it may be read soon."""
 _STREAMS: Final = ((layout.LOG, layout.HOLES), (layout.ERR, layout.ERR_HOLES))
 
 
 class Kept(NamedTuple):
-    """A session's directory: when its end was recorded, if it was, else when it began; allocated bytes."""
+    """A session's directory: the time of its recorded end, or else of its start; and allocated bytes."""
 
     session_id: SessionId
     at: float
@@ -57,14 +57,13 @@ async def cleanup_exec_logs(
 ) -> list[str]:
     """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond the bounds.
 
-    First those of conversations that have more than `conversation_bytes`, then all of them beyond `total_bytes`. A
-    conversation counts for no more than that in there: what one writes at the moment displaces nothing of another.
+    First logs of conversations that have more than `conversation_bytes`, then of all beyond `total_bytes`. There a
+    conversation counts for at most `conversation_bytes`, so that one conversation does not displace the logs of others.
 
-    Returns the ids of both. Only directories that are there are looked at, so the cost is that of the logs kept, not of
-    the sessions that ever were. The log of a session that may still run, whose end somebody waits for or has yet
-    to hear (`undelivered`), stays. The session itself stays in the store. 0 is no bound; what counts
-    are allocated blocks. What cannot be read or removed is logged and left. Cancelling leaves some done and the
-    others whole.
+    Returns the ids of both. The cost grows with the existing directories only. Logs stay if the session may still run,
+    if a call waits for its end, or if its end is not delivered (`undelivered`). Sessions stay in the store. 0 means no
+    bound; allocated blocks count. Files that cannot be read or removed are logged and left. A cancellation leaves each
+    log either done or untouched.
     """
     at = time.time() if now is None else now
     before = at - max_age_hours * 3600
@@ -89,7 +88,7 @@ async def cleanup_exec_logs(
 
 @dataclass(slots=True)
 class _Room:
-    """Bytes on disk, by conversation; bounds of 0 are none."""
+    """Bytes on disk, by conversation; 0 means no bound."""
 
     whose: Mapping[str, str]
     used: Counter[str]
@@ -97,16 +96,16 @@ class _Room:
     most: int
 
     def of_its_own(self, one: Kept) -> int:
-        """How much a session's conversation has beyond its bound."""
+        """The excess of the session's conversation over its bound."""
         return self.used[self.whose[one.session_id]] - self.each if self.each else 0
 
     def of_all(self, one: Kept) -> int:  # noqa: ARG002 - whoever is the oldest
-        """How much all have beyond theirs, none counting for more than its own."""
+        """The excess of all conversations, each counted up to its own bound."""
         return sum(min(used, self.each or used) for used in self.used.values()) - self.most if self.most else 0
 
     def given_back(self, one: Kept) -> None:
-        """Note that a log was emptied."""
-        # What it had, not what the file says now: some file systems count blocks a while later.
+        """Record that a log was emptied."""
+        # The earlier value: some file systems update block counts later.
         self.used[self.whose[one.session_id]] -= one.log_bytes
 
 
@@ -132,7 +131,7 @@ def _emptied(directory: Path, before: float) -> bool:
 
 
 async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Collection[str]) -> bool:
-    """Whether nobody may need the session's log any more."""
+    """Whether the session's log is not needed any more."""
     session = await store.get(kept.session_id)
     return (
         session is not None
@@ -144,7 +143,7 @@ async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Col
 
 
 def kept_logs(sessions: Path) -> list[Kept]:
-    """Every session's directory, oldest first; one that cannot be read is logged and left out."""
+    """Every session's directory, oldest first; unreadable ones are logged and skipped."""
     found: list[Kept] = []
     places = Placements(sessions.parent)
     with contextlib.suppress(FileNotFoundError), os.scandir(sessions) as directories:
@@ -175,17 +174,16 @@ def _kept(directory: os.DirEntry[str]) -> Kept:
 
 
 def remove_session(links: LogLinks, session_id: str) -> bool:
-    """Remove what is on disk of an ended session; whether nothing is there now.
+    """Remove the files of an ended session; whether none is left. Failures are logged.
 
-    An exit record that the supervisor has yet to hear acknowledged keeps the directory: without it the end
-    would be told again to somebody who has forgotten the session. What cannot be removed is logged.
+    The directory stays while its exit record is unacknowledged, so that no end is reported for a forgotten session.
     """
     directory = links.sessions / session_id
     try:
         if (directory / layout.EXIT).exists():
             return False
         home = Placements(links.sessions.parent).home_of(session_id)
-        with contextlib.suppress(FileNotFoundError):  # gone before, or another worker of this host removes it
+        with contextlib.suppress(FileNotFoundError):  # removed before, or by another worker of this host
             shutil.rmtree(directory if home is None else home / layout.SESSIONS / session_id)
         if home is not None:
             directory.unlink(missing_ok=True)
@@ -197,7 +195,7 @@ def remove_session(links: LogLinks, session_id: str) -> bool:
 
 
 def empty_logs(directory: Path, before: float) -> bool:
-    """Give the blocks of logs back that were not written to since `before`; whether one of the session has none now."""
+    """Free the blocks of logs that were not written since `before`; whether a log of the session has none now."""
     emptied = False
     for name, table in _STREAMS:
         try:
@@ -220,17 +218,17 @@ def empty_logs(directory: Path, before: float) -> bool:
 
 
 def _note_dropped(fd: int, table: Path) -> None:
-    """Put the whole log into the table of what was dropped; like everybody who writes it, before the bytes go."""
+    """Record the whole log as dropped in its table, before the bytes are removed."""
     size, holes = extent(fd, str(table))
     newlines = newlines_in(fd, 0, size, holes)
     whole = Hole(0, size, newlines, 0, any(hole.uncounted for hole in holes))
-    draft = table.with_name(table.name + ".emptied")  # the supervisor may be at its own draft
+    draft = table.with_name(table.name + ".emptied")  # the supervisor may write its own draft
     try:
         draft.touch(mode=0o600)
         draft.write_text(json.dumps([gaps.row_of(whole)]))
         draft.replace(table)
     except OSError:
-        # This is how a full disk gets room again.
+        # Needed when the disk is full.
         draft.unlink(missing_ok=True)
         gaps.write_last(str(table), whole)
     else:

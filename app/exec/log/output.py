@@ -1,8 +1,7 @@
-"""Reading what a process printed: slices of a log by bytes, by lines, or its two ends.
+"""Reads logs: slices by bytes, by lines, or both ends.
 
-A log has the offsets it was written with; ranges that were dropped to keep it within its cap are
-listed beside it, with the newlines they held. That table is written before the range is punched
-out, so text is read first and the table second: what was a hole while reading is in the table.
+Offsets stay those of writing. A table beside the log lists dropped ranges with their number of newlines. The table is
+written before a range is punched out, so text is read first and the table second.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ T = TypeVar("T")
 
 _INLINE_BYTES: Final = 128 * 1024
 _NOTE_CHARS: Final = 400
-"""Kept free for the line that says what was left out."""
+"""Reserved for the line that says what was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Part of a log as text. `start` to `end` is the range asked for, `bytes_shown` what of it is in `text`.
+    """Part of a log as text. `start` to `end` is the requested range; `bytes_shown` of it are in `text`.
 
-    `bytes_total` and `bytes_dropped` count the whole log; `lines_total`, `dropped_lines` too, where counted. `errno` is
-    why some of it could not be written; with `uncounted` it is at least that much, and how many lines nobody knows.
+    `bytes_total`, `bytes_dropped`, `lines_total` and `dropped_lines` are of the whole log; None if not counted. `errno`
+    is why some output could not be written. With `uncounted` more may be dropped than counted.
     """
 
     text: str
@@ -55,12 +54,12 @@ class Slice:
 
     @property
     def cut(self) -> bool:
-        """Whether something of the range is not in the text."""
+        """Whether the text lacks a part of the range."""
         return self.bytes_shown < self.end - self.start
 
     @property
     def partial(self) -> bool:
-        """Whether a result has to say that there is, or was, more than its text."""
+        """Whether there is, or was, more output than the text."""
         return self.cut or self.bytes_dropped > 0 or self.uncounted
 
 
@@ -68,9 +67,9 @@ EMPTY: Final = Slice(text="")
 
 
 class OutputLog:
-    """One stream of one session. Memory is bounded by what is shown; long scans run in a thread.
+    """One stream of one session; a missing log reads as empty. Memory is bounded by the text returned.
 
-    A log that does not exist reads as empty. Cancelling a read leaves nothing behind.
+    Long scans run in a thread. Cancelling a read leaves nothing behind.
     """
 
     def __init__(
@@ -85,11 +84,11 @@ class OutputLog:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """Where the log is, and the table of what it lost."""
+        """The paths of the log and of its table of dropped ranges."""
         return self._path, self._holes_path
 
     def exists(self) -> bool:
-        """Whether the log is there; that of an ended session goes for its age."""
+        """Whether the log exists; old logs of ended sessions are deleted."""
         return os.path.exists(self._path)
 
     def size(self) -> int:
@@ -101,20 +100,20 @@ class OutputLog:
         return extent(fd, self._holes_path, self._end, err=self._err)
 
     def modified_at(self) -> float:
-        """When something was printed last, in wall-clock seconds; 0 without a log."""
+        """The wall-clock time of the last output; 0 without a log."""
         try:
             return os.stat(self._path).st_mtime
         except FileNotFoundError:
             return 0.0
 
     def with_controls(self) -> OutputLog:
-        """The same log, in whose texts control characters stay that belong to no control sequence."""
+        """The same log; its texts keep control characters outside of control sequences."""
         same = copy.copy(self)
         same.text_of = printed
         return same
 
     async def ends(self, start: int = 0, end: int | None = None, *, most: int = limits.RESULT_CHARS) -> Slice:
-        """The range, its middle left out where it is longer than `most` bytes."""
+        """The range, without its middle if it is longer than `most` bytes."""
         return await self._read(
             lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size, most),
             span=None if end is None else end - start,
@@ -128,12 +127,12 @@ class OutputLog:
         """The bytes from `offset`, at most `limit`; the end is moved back to the end of a character.
 
         Raises:
-            InvalidCommand: The offset is behind the end of the log.
+            InvalidCommand: The offset is beyond the end of the log.
         """
         return await self._read(lambda fd, size: self._bytes(fd, size, offset, limit))
 
     async def raw(self, start: int, end: int) -> bytes:
-        """What was printed in a range, byte by byte; what was dropped of it is missing."""
+        """The raw bytes of a range, without dropped ones."""
 
         def read(fd: int, size: int) -> bytes:
             data = exactly(fd, start, min(end, size))
@@ -143,17 +142,17 @@ class OutputLog:
         return await self._read(read)
 
     def piece(self, start: int, most: int) -> bytes:
-        """At most `most` bytes from `start`, as they are in the file, where dropped ones are zeros; read at once."""
+        """At most `most` bytes of the file from `start`; dropped bytes are zeros. Blocks."""
         with closing(self._open()) as fd:
             return os.pread(fd, most, start)
 
     def touch(self) -> None:
-        """Count this moment as one of use: `modified_at` has it, whoever asks then."""
+        """Set `modified_at` to now."""
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
     def last_lines(self, count: int, chars: int) -> Slice:
-        """The last `count` lines, at most `chars` characters of them; read at once, as they are few."""
+        """The last `count` lines, at most `chars` characters. Blocks."""
         with closing(self._open()) as fd:
             size, holes = self._extent(fd)
             kept = holes[-1].start if holes and holes[-1].end >= size else size
@@ -168,13 +167,13 @@ class OutputLog:
             return self._sliced(size, window + skip, size, [(window + skip, kept)], fd)
 
     def tail(self, most: int) -> bytes:
-        """The last `most` bytes as they are, read at once, as they are few; what was dropped of them are zeros."""
+        """The last `most` bytes; dropped bytes are zeros. Blocks."""
         with closing(self._open()) as fd:
             size = self._extent(fd)[0]
             return exactly(fd, max(0, size - most), size)
 
     async def readable_end(self, *, ended: bool) -> int:
-        """Where a reader may stop: the end of the log, before an unfinished character while the process lives."""
+        """The end for readers: the end of the log, or before an unfinished character while the process lives."""
         if ended:
             return self.size()
         return (await self._read(self._back_to_character)) or 0
@@ -186,7 +185,7 @@ class OutputLog:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     async def _read(self, work: Callable[[int, int], T], *, span: int | None = None) -> T:
-        """Let `work` read, in a thread where that is the whole of a large log, or a `span` of it that is."""
+        """Let `work` read; in a thread if the log, or the `span`, is large."""
         fd = self._open()
         size = self._extent(fd)[0]
 
@@ -199,7 +198,7 @@ class OutputLog:
         return await asyncio.to_thread(read_and_close)
 
     def _ends(self, fd: int, start: int, end: int, size: int, budget: int) -> Slice:
-        # What is dropped up to the end leaves its room to what comes before it.
+        # A dropped end of the range leaves its room to the text before it.
         kept = next((max(hole.start, start) for hole in self._extent(fd)[1] if hole.start < end <= hole.end), end)
         if kept - start <= budget:
             return self._sliced(size, start, end, [(start, kept)], fd)
@@ -243,7 +242,7 @@ class OutputLog:
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
         raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
-        # Read after the bytes: what was dropped meanwhile is in the table before it is gone from the file.
+        # Read after the bytes: a dropped range is in the table before it is removed from the file.
         printed, holes = self._extent(fd)
         dropped = sum(hole.end - hole.start for hole in holes)
         counts = Slice(
@@ -277,7 +276,7 @@ class OutputLog:
 
     def _left_out(self, fd: int, start: int, end: int, holes: list[Hole]) -> str:
         gone = sum(min(hole.end, end) - max(hole.start, start) for hole in holes if hole.start < end > start < hole.end)
-        # Counting reads it all: a log without a cap may be of any size, and the result would wait for that.
+        # Counting would read everything, and a log without a cap may be of any size.
         whole = not any(hole.start < edge < hole.end or hole.uncounted for hole in holes for edge in (start, end))
         few = whole and end - start - gone <= limits.LOG_BYTES
         counted = f" with {newlines_in(fd, start, end, holes):,} line ends" if few else ""
@@ -292,7 +291,7 @@ class OutputLog:
 
 
 def _dropped(start: int, end: int, holes: list[Hole]) -> str:
-    """The line that stands for a range that was dropped; of a part of one nobody knows the lines."""
+    """The line that replaces a dropped range; it has no line count for a part of a hole."""
     within = [hole for hole in holes if hole.start < end and start < hole.end]
     whole = all(start <= hole.start and hole.end <= end for hole in within)
     parts = [hole._replace(start=max(start, hole.start), end=min(end, hole.end)) for hole in within]
@@ -342,15 +341,15 @@ def holes_in(path: str) -> list[Hole]:
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # Ours is renamed into place whole; this one was damaged. The end of a process is told all the same.
+        # Our table is renamed into place complete; this one was damaged. Ends must be told all the same.
         log.warning("the table of holes %s cannot be read, dropped ranges read as zeros: %s", path, error)
     return gaps.with_last([], last)
 
 
 def extent(fd: int, table: str, end: SessionEnd | None = None, *, err: bool = False) -> tuple[int, list[Hole]]:
-    """How much was printed into a log, and what was dropped of that: by its file, the table beside it, and its end.
+    """The size of a log and its holes, from the file, the table beside it, and the session's end.
 
-    The file may not even have let itself be made longer by a hole, and the end knows of one that no disk took.
+    If a full disk did not even take a hole, only the end has the number of bytes.
     """
     status = os.fstat(fd)
     holes = holes_in(table)
@@ -362,7 +361,7 @@ def extent(fd: int, table: str, end: SessionEnd | None = None, *, err: bool = Fa
 
 
 def dropped_text(holes: Sequence[Hole], *, lines: int | None = None) -> str:
-    """How much was dropped, and why."""
+    """The text that says how much was dropped, and why."""
     count = sum(hole.end - hole.start for hole in holes)
     least = "at least " if any(hole.uncounted for hole in holes) else ""
     with_lines = "" if lines is None or least else f" with {lines:,} line ends"
@@ -372,8 +371,8 @@ def dropped_text(holes: Sequence[Hole], *, lines: int | None = None) -> str:
 
 
 def exactly(fd: int, start: int, end: int) -> bytes:
-    """The bytes of a range; fewer only where the file ends before it."""
-    # One pread may return less than asked; a file that has shrunk ends the loop.
+    """The bytes of a range; fewer only if the file ends earlier."""
+    # A pread may return less than asked; a shorter file ends the loop.
     parts: list[bytes] = []
     while start < end and (data := os.pread(fd, min(_CHUNK, end - start), start)):
         parts.append(data)
@@ -397,7 +396,7 @@ def pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, 
 
 
 def newlines_in(fd: int, start: int, end: int, holes: list[Hole]) -> int:
-    """How many lines end in a range, dropped ones included."""
+    """The number of line ends in a range, including dropped ones."""
     count = 0
     for kind, piece_start, piece_end, newlines in pieces(start, end, holes):
         count += newlines
@@ -408,7 +407,7 @@ def newlines_in(fd: int, start: int, end: int, holes: list[Hole]) -> int:
 
 
 def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: Literal["start", "end"]) -> int:
-    """Where line `number` begins; an edge of the hole where it begins in one."""
+    """The start of line `number`; an edge of the hole if the line starts in one."""
     wanted = number
     if wanted <= 0:
         return 0
@@ -428,10 +427,10 @@ def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: L
 
 
 def nth_newline(data: bytes, wanted: int) -> int:
-    """Where the newline of this number is, the first being 1; -1 for 0. There are as many."""
+    """The position of newline number `wanted`, counted from 1; -1 for 0. `data` has at least as many."""
     position, width = -1, len(data)
     while width > 4096:
-        # Halve towards the newline: counting is fast, stepping from line to line is not.
+        # Bisection: counting is fast, stepping from line to line is slow.
         width //= 2
         here = data.count(b"\n", position + 1, position + 1 + width)
         if here < wanted:

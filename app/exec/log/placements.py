@@ -1,9 +1,8 @@
-"""Which supervisor has a session: the host's, or that of a container, by a symlink that is made before the start.
+"""Tells which supervisor has a session, the host's or a container's, by a symlink that is made before the start.
 
-`<state>/sessions/<id>` is a directory of the host's supervisor, or a symlink to
-`../containers/<name>/sessions/<id>`: whoever reads a session's files finds them by the same path. A session is placed
-once. Its directory in the container's home is made before the symlink, so that a symlink to nothing says that the
-records were removed, and not that there were none yet.
+`<state>/sessions/<id>` is a directory of the host's supervisor, or a symlink to `../containers/<name>/sessions/<id>`,
+so readers use one path for both. A session is placed once. Its directory in the container's home is made before the
+symlink, so a dangling symlink means that the records were removed.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.fields import SESSION_ID
 
 CONTAINERS: Final = "containers"
-"""Below the state directory."""
+"""The folder below the state directory."""
 _UP: Final = f"../{CONTAINERS}"
 
 
 class Placements:
-    """The sessions of one state directory. Everything here blocks, for a few system calls."""
+    """The sessions of one state directory. All methods block for a few system calls."""
 
     def __init__(self, state: Path) -> None:
         self._sessions = state / layout.SESSIONS
         self._containers = state / CONTAINERS
 
     def home_of(self, session_id: str) -> Path | None:
-        """The home that a session was placed in, which may be gone; None where it is the host's, or nobody's yet."""
+        """The home of a session, which may be removed; None if it is the host's, or not placed yet."""
         try:
             up, _, rest = os.readlink(self._sessions / session_id).rpartition(f"{_UP}/")
         except OSError:
@@ -41,11 +40,11 @@ class Placements:
         return self._containers / name if ours else None
 
     def place(self, session_id: str, home: Path) -> Path | None:
-        """Place a session in a home, unless it has been placed before; where it is then, None for the host.
+        """Place a session in a home, unless it was placed before; returns its home, None for the host's.
 
         Raises:
-            ValueError: The home is none of this state directory's.
-            OSError: The home is gone, or has no room.
+            ValueError: The home is not in this state directory.
+            OSError: The home is removed, or has no room.
         """
         if home.parent != self._containers or not _plain(home.name) or not SESSION_ID.match(session_id):
             raise ValueError(f"{home} is not in {self._containers}, or {session_id!r} is no session's id")
@@ -62,7 +61,7 @@ class Placements:
         return self.home_of(session_id)
 
     def homes(self) -> list[Path]:
-        """The homes of containers that are there, by name."""
+        """The existing homes of containers, sorted by name."""
         try:
             with os.scandir(self._containers) as found:
                 return sorted(
@@ -74,9 +73,9 @@ class Placements:
             return []
 
     def owes(self, home: Path) -> bool:
-        """Whether a session of the home was started and nobody has acknowledged its end.
+        """Whether a session of the home was started and its end is not acknowledged.
 
-        One that a loss of power has left without its symlink is linked again.
+        A symlink that was lost in a power failure is made again.
         """
         found = False
         for name in _owed(home / layout.SESSIONS):
@@ -86,7 +85,7 @@ class Placements:
         return found
 
     def host_owes(self) -> bool:
-        """The same of the host's supervisor."""
+        """Like `owes`, for the host's supervisor."""
         return any(True for _ in _owed(self._sessions))
 
     def at_host(self, session_id: str) -> bool:

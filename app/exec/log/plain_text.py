@@ -1,11 +1,11 @@
-"""Output as data: what a process printed, made harmless to show. The raw bytes stay in the log."""
+"""Makes output harmless to show. The raw bytes stay in the log."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# Sequences are bounded, so that one that never ends cannot swallow what follows it.
+# Bounded, so that an unfinished sequence does not swallow the text after it.
 _SEQUENCES: Final = re.compile(
     r"\x1b\[[0-?]{0,256}[ -/]{0,16}[@-~]?"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC
@@ -14,12 +14,12 @@ _SEQUENCES: Final = re.compile(
 _TOKENS: Final = re.compile(
     r"(\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/@:'\"]{0,256}:"  # https://user:token@host
     r"|\b(?:oauth2|x-access-token|x-oauth-basic|x-token-auth|gitlab-ci-token|private-token):)"  # oauth2:token@host
-    # Not what stands for one in an example.
+    # Not placeholders in examples.
     r"(?![$%{<*]|[A-Z_]+@|(?i:pass(?:word)?|secret|token)@)(?:[^\s/@'\"]{1,1024}(?=@)|(?!\d{1,5}\Z)[^\s/@'\"]{1,1024}\Z)"
     r"|(\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)[\w.~%+-]{20,1024}(?=@)"  # https://token@host
     r"|((?i:\bauthorization:\s{0,4}(?:basic|bearer|token)\s{1,4}))[A-Za-z0-9+/=_.~-]{16,4096}"
 )
-"""Each with its name before it, in one of the groups; the first also where the text ends before the host."""
+"""Tokens; a group has the text before the token. The first form also matches if the text ends before the host."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -35,9 +35,9 @@ def harmless(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """The text with `***` for passwords and tokens in URLs and `Authorization` headers; names of such stay.
+    """The text with `***` for passwords and tokens in URLs and `Authorization` headers; user names stay.
 
-    A URL that is cut before its host is masked too; of one that is cut behind its scheme nothing is known.
+    It also masks a URL that is cut before its host, but not the rest of a URL without its scheme.
     """
     return _TOKENS.sub(lambda found: f"{found[1] or found[2] or found[3]}***", text)
 
@@ -48,15 +48,12 @@ def decoded(data: bytes) -> str:
 
 
 def printed(data: bytes) -> str:
-    """`data` as UTF-8 with replacement characters, without control sequences; characters of no sequence stay.
-
-    What code reads: a text for people or models is made `harmless`.
-    """
+    """`data` as UTF-8 with replacement characters, without control sequences, for code. Other controls stay."""
     return masked(_SEQUENCES.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n")))
 
 
 def whole_characters(data: bytes) -> int:
-    """How many bytes of `data` end on a character: an unfinished UTF-8 sequence at the end is left out."""
+    """The length of `data` without an unfinished UTF-8 sequence at its end."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -67,7 +64,7 @@ def whole_characters(data: bytes) -> int:
 
 
 def continuation_bytes(data: bytes) -> int:
-    """How many bytes at the start of `data` belong to a character that began before it, three at most."""
+    """The number of bytes at the start of `data` (at most 3) that belong to an earlier character."""
     count = 0
     while count < min(3, len(data)) and data[count] & 0xC0 == 0x80:
         count += 1

@@ -1,4 +1,4 @@
-"""A running session as somebody at a terminal has it: what it shows, what comes, what is typed, what passes."""
+"""Attaches a person's terminal to a session: its screen, its output, typed input, and the filter for output."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AWAY_S: Final = 30.0
-"""How long a supervisor that is being replaced is waited for."""
+"""How long we wait for a supervisor that is being replaced."""
 _AGAIN_S: Final = 0.5
 _ASK_S: Final = 30.0
 
 
 class Attachment:
-    """One session through its supervisor, without an engine: nothing is recorded, acknowledged or started here.
+    """One session through its supervisor, without an engine: it records, acknowledges and starts nothing.
 
-    What is typed is sent once. `host_id`, `supervised`, `output` and `streams` are what
-    readers of screens want of an engine.
+    Typed input is sent once. `Screens` uses `host_id`, `supervised`, `output` and `streams` as those of an engine.
     """
 
     def __init__(self, port: SupervisorPort, session: Session, home: Path) -> None:
@@ -50,21 +49,21 @@ class Attachment:
         return OutputLog(self._sessions / session.id, session.id, err=err)
 
     def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
-        """Its log, and that of its second stream where the streams are apart."""
+        """Its log, and the log of standard error if that is separate."""
         return self.output(session), self.output(session, err=True) if session.separate_stderr else None
 
     async def screen(self) -> Screen:
-        """What its terminal shows. Raises what `Screens.of` does."""
+        """The screen of its terminal. Raises what `Screens.of` does."""
         return await self._screens.of(self.session)
 
     async def size(self) -> WindowSize | None:
-        """The size of its terminal; None where nobody can tell."""
+        """The size of its terminal; None if it is unknown."""
         look = await self.supervised.port.look(self.session.id)
         found = None if look is None else look.terminal
         return None if found is None else WindowSize(found.rows, found.cols)
 
     async def grown(self, beyond: int, err_beyond: int | None) -> Grown:
-        """Wait until there is more output than that, or the session has ended.
+        """Wait until there is more output, or the session has ended.
 
         Raises:
             SupervisorUnreachable: It was away for 30 s.
@@ -79,21 +78,21 @@ class Attachment:
             return Grown(size=self.out.size(), err_size=0 if self.err is None else self.err.size(), ended=True)
 
     async def write(self, data: bytes) -> None:
-        """Type `data`, waiting as long as the program does not read; cancelling leaves a part of it typed.
+        """Type `data`, waiting while the program does not read; a cancellation may leave a part typed.
 
         Raises:
             TaskCompleted: The session has ended, or closed its input.
-            InputUnknown: The supervisor went away: not known how much of it arrived.
+            InputUnknown: The supervisor was lost; it is unknown how much arrived.
         """
         while data:
-            # Without a key: those that are remembered for repeats are few, and belong to calls of the agent.
+            # Without a key: the supervisor remembers few keys, and they belong to calls of the agent.
             told = await self.supervised.port.write(self.session.id, data)
             if told["closed"]:
                 raise TaskCompleted(self.session.id, "it reads no more input")
             data = data[told["accepted"] :]
 
     async def close_input(self) -> None:
-        """Let the program read the end of its input. Raises what `write` does."""
+        """Close the input of the program. Raises as `write`."""
         await self.supervised.port.write(self.session.id, b"", eof=True)
 
     async def resize(self, size: WindowSize) -> None:
@@ -106,7 +105,7 @@ class Attachment:
         await _once_there(lambda: self.supervised.port.resize(self.session.id, size.rows, size.cols))
 
     async def end(self) -> SessionEnd | None:
-        """Its end, where the supervisor still has that to tell."""
+        """Its end, if the supervisor still knows it."""
         try:
             seen = await self.supervised.status(self.session.id)
         except SupervisorUnreachable:
@@ -115,7 +114,7 @@ class Attachment:
 
 
 async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
-    """Ask the supervisor, again where it is being replaced: for what changes nothing when it is done twice."""
+    """Ask the supervisor, and repeat while it is being replaced; only for requests that may be repeated."""
     since = time.monotonic()
     while True:
         try:
@@ -127,17 +126,17 @@ async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
 
 
 _LONGEST: Final = 4096
-"""Characters of a sequence or title; a longer one is dropped."""
+"""The most characters of a sequence or title; a longer one is dropped."""
 _DRAWING: Final = frozenset("@ABCDEFGHIKLMPSXZ`abdefmrs")
-"""What ends a control sequence that moves, writes, deletes or colours."""
+"""Final characters of control sequences that move, write, delete or colour."""
 _MODES: Final = frozenset({"1", "5", "6", "7", "12", "25", "47", "66", "69", "1047", "1048", "1049", "2026"})
 _INPUT_MODES: Final = frozenset({"9", "1000", "1002", "1003", "1005", "1006", "1015", "2004"})
-"""Mouse, and paste that is marked as such: only for somebody who may type."""
+"""Mouse and bracketed paste, only if the person may type."""
 _ALTERNATE: Final = frozenset({"1049", "1047", "47"})
 _APART: Final = _ALTERNATE | {"6", "69", "1048", "2026"}
-"""Not switched on behind the program's back: they go with what it draws next."""
+"""Modes that `modes` does not switch on: they depend on what the program draws next."""
 _USUAL: Final = frozenset({"7", "25"})
-"""Modes that are on before anybody has changed them."""
+"""Modes that are on by default."""
 _ESCAPES: Final = frozenset("78=>DEM")
 _TITLES: Final = frozenset({"0", "1", "2"})
 
@@ -156,22 +155,22 @@ _STRICT: Final = re.compile(r"([?]?)([0-9;:]*)([ !]?)\Z")
 RESET: Final = (
     "\x1b[m\x1b(B\x0f\x1b[4l\x1b[?1l\x1b>\x1b[?2026l\x1b[?5l\x1b[?6l\x1b[?7h\x1b[?69l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[0 q"
 )
-"""How a terminal draws and sends before any program has changed it; the cursor stays where it is."""
+"""Resets drawing and key modes of a terminal; the cursor stays in place."""
 INPUT_OFF: Final = "".join(f"\x1b[?{mode}l" for mode in sorted(_INPUT_MODES, key=int))
 _PUSH: Final = "\x1b[22;0t"
 _POP: Final = "\x1b[23;0t"
 
 
 class Passing:
-    """What of a program's output reaches the terminal of a person, filtered piece by piece.
+    """Filters a program's output for a person's terminal, piece by piece.
 
-    Nothing that makes a terminal answer, since its answer would be typed into the session, or into the person's shell
-    afterwards; nothing that writes the clipboard, reads files, prints or resizes; nothing that changes how keys are
-    sent, as the key that leaves must be known again. What passes is on the lists above; all else is taken out, and what
-    is cut in two waits for its other half. Between two pieces the terminal is never within a sequence.
+    Only sequences on the lists above pass. Queries are removed, because the terminal's answer would be typed into the
+    session, or later into the person's shell; so are clipboard, file, print and resize sequences, and those that change
+    how keys are sent, because the key that detaches must be recognized. A sequence that is cut waits for its rest, so
+    the terminal is never within a sequence between two pieces.
 
-    `writable`: the person may type, so a mouse makes sense.
-    `rows`: the program has so many, and the terminal more; what scrolls for the program scrolls here too.
+    `writable`: the person may type, so mouse modes pass. `rows`: the program's rows, if the terminal has more; the same
+    rows scroll then.
     """
 
     def __init__(self, *, writable: bool, rows: int | None = None) -> None:
@@ -187,7 +186,7 @@ class Passing:
         self._reset = RESET.replace("\x1b[r", self._margins)
 
     def feed(self, data: bytes) -> bytes:
-        """The part of `data`, and of what waited, that may be shown."""
+        """The part of `data`, and of held text, that may be shown."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         out: list[str] = []
@@ -197,37 +196,37 @@ class Passing:
         return "".join(out).encode()
 
     def skip(self, data: bytes) -> None:
-        """Take in output of before, which is not shown."""
+        """Process earlier output without showing it."""
         self.feed(data)
         self._titled = False
 
     def skip_all(self, data: bytes) -> None:
-        """Take in output of long ago, of which nothing counts any more but what it switched; much faster."""
+        """Process old output for its mode switches only, which is much faster."""
         self.skip(b"".join(found[0] for found in _SWITCHES.finditer(data)))
 
     def enter(self) -> bytes:
-        """What gives a terminal as it was a clear screen of the kind that the program shows."""
+        """The sequences for a clear screen of the kind that the program shows."""
         alternate = "\x1b[?1049h" if self.alternate else ""
         return f"{alternate}{self._reset}\x1b[H\x1b[2J".encode()
 
     def modes(self) -> bytes:
-        """What switches a terminal as it was to what the output so far has switched it to, but for the screen."""
+        """The sequences that switch a reset terminal to the current modes, except for the screen."""
         changed = {mode: on for mode, on in self._now.items() if on != (mode in _USUAL)}
         text = "".join(f"\x1b[?{mode}{'h' if on else 'l'}" for mode, on in changed.items() if mode not in _APART)
         return f"{text}{chr(27) + '=' if self._keypad else ''}".encode()
 
     def leave(self) -> bytes:
-        """What takes the terminal back to how it was; the cursor is below what is shown, or where it was before."""
+        """The sequences that restore the terminal; the cursor is below the output, or where it was before."""
         place = "\x1b[?1049l" if self.alternate else "\x1b[999;1H"
         return f"{RESET}{INPUT_OFF}{place}{_POP if self._titled else ''}".encode()
 
     @property
     def alternate(self) -> bool:
-        """Whether the program shows the screen that full-screen programs have for themselves."""
+        """Whether the program shows the alternate screen."""
         return any(self._now.get(mode, False) for mode in _ALTERNATE)
 
     def _drawn(self, text: str, at: int, out: list[str]) -> int:
-        """Take from `at` to the end, or to where a string begins; returns where to go on."""
+        """Process from `at` to the end, or to the start of a string; returns the next position."""
         for found in _TOKEN.finditer(text, at):
             out.append(text[at : found.start()])
             at = found.end()
@@ -251,7 +250,7 @@ class Passing:
         if end is None:
             return len(text)
         if end[0] == "\x1b" and end.end() == len(text):
-            self._held = "\x1b"  # whether this ends the string is in what comes next
+            self._held = "\x1b"  # the next piece tells whether this ends the string
             return len(text)
         terminated = end[0] in "\x07\x9c" or text[end.end() : end.end() + 1] == "\\"
         if terminated and self._string == "]":
@@ -298,15 +297,15 @@ class Passing:
 
 
 def _draws(kind: str, numbers: str) -> bool:
-    """Whether a control sequence without a private mark, of this end and these numbers, does nothing but draw."""
+    """Whether a control sequence without a private mark only draws."""
     match kind:
         case "h" | "l":
-            return numbers == "4"  # insert; the others are about keys
+            return numbers == "4"  # insert mode; the others change keys
         case "J":
-            return "3" not in numbers  # what the person saw before is theirs
+            return "3" not in numbers  # 3 would erase the person's scrollback
         case "T":
-            return ";" not in numbers  # more of them ask for the mouse
+            return ";" not in numbers  # with more numbers it asks for the mouse
         case "u":
-            return not numbers  # with them it is about keys
+            return not numbers  # with numbers it changes keys
         case _:
             return kind in _DRAWING or kind == " q"

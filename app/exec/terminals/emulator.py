@@ -1,8 +1,8 @@
-"""A terminal without a window: output goes in, what a person would see comes out, as plain text.
+"""A terminal emulator: output goes in, the screen comes out as plain text.
 
-The grid is pyte's; its parser is not used, because it shows the inside of sequences that it does not know (device
-control strings, intermediates, colons) and raises at some. Here what is not known does nothing. What pyte's grid lacks
-or does otherwise than xterm is overridden, with the reason.
+It uses pyte's grid but not its parser, which shows the content of unknown sequences (device control strings,
+intermediates, colons) and raises for some of them. Unknown sequences do nothing.
+Overrides say how pyte differs from xterm.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyte.screens import Char, Cursor, Screen, StaticDefaultDict, wcwidth
 
 _BLANK: Final = Char(" ")
 _MARKS: Final = 2
-"""Combining characters that one cell takes: without a bound they could be piled up on one cell."""
+"""The most combining characters of one cell."""
 _SELECTORS: Final = frozenset(map(chr, range(0xFE00, 0xFE10)))
-"""They choose between forms of a character, and make it wider in some fonts."""
+"""Variation selectors, which make characters wider in some fonts."""
 _TITLE_CHARS: Final = 200
 _LONGEST: Final = 8192
-"""A sequence that is not over after so many characters is none: it must not swallow what follows it."""
+"""A longer sequence is not a sequence, so that it does not swallow the text after it."""
 _TOKEN: Final = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
     r"|\x1b\[(?P<inside>[\x00-\x17\x19\x1c-?\x7f]{0,200})(?P<final>[@-~])"
@@ -39,7 +39,7 @@ _TOKEN: Final = re.compile(
     r"|(?P<control>[\x00-\x1f\x7f-\x9f])"
 )
 _WITHIN: Final = re.compile(r"[\x00-\x1f\x7f]")
-"""Controls that are within a sequence: they do what they do, and it goes on."""
+"""Controls within a sequence; they act, and the sequence continues."""
 _PARTS: Final = re.compile(r"([<-?]?)([0-9;]*)([ -/]*)\Z")
 _STOPS: Final = range(8, 1000, 8)
 _UNFINISHED: Final = re.compile(
@@ -51,7 +51,7 @@ _Rows = dict[int, StaticDefaultDict[int, Char]]
 
 
 class Emulator(Screen):
-    """One terminal, bounded in memory by its size whatever it is fed. It never raises, and answers no questions."""
+    """One terminal. Its memory is bounded by its size. It never raises, and answers no queries."""
 
     def __init__(self, rows: int, cols: int) -> None:
         self.alternate = False
@@ -110,7 +110,7 @@ class Emulator(Screen):
         }
 
     def feed(self, data: bytes) -> None:
-        """Take in the next piece of output; characters and sequences may be split between two."""
+        """Process the next piece of output; characters and sequences may be split between pieces."""
         text = self._rest + self._decoder.decode(data)
         unfinished = _UNFINISHED.search(text, max(0, len(text) - _LONGEST))
         self._rest = "" if unfinished is None else unfinished[0]
@@ -118,7 +118,7 @@ class Emulator(Screen):
             self._take(token)
 
     def lines_of_text(self) -> list[str]:
-        """What the rows show, without blanks at their ends."""
+        """The rows as text, without trailing blanks."""
         return [self._row(self.buffer[y]).rstrip() if y in self.buffer else "" for y in range(self.lines)]
 
     def _take(self, token: re.Match[str]) -> None:
@@ -178,7 +178,7 @@ class Emulator(Screen):
             self._flip(restore=number == 1049)
 
     def _flip(self, *, restore: bool) -> None:
-        """Show the other screen: the alternate one is always empty at first. pyte has none."""
+        """Switch between main and alternate screen, which pyte lacks. The alternate screen starts empty."""
         if self._behind is None:
             self._behind = (self.buffer, copy.copy(self.cursor))
             self.buffer = _empty()
@@ -192,7 +192,7 @@ class Emulator(Screen):
         self.alternate = self._behind is not None
 
     def fit(self, rows: int, cols: int) -> None:
-        """Take another size as xterm does: rows are cut off below, and above only where the cursor would be lost."""
+        """Change the size like xterm: rows are cut off below, or above if the cursor would be lost."""
         above = max(0, self.cursor.y - rows + 1)
         for shift, buffer in [(above, self.buffer), *([(0, self._behind[0])] if self._behind else [])]:
             kept = {y - shift: row for y, row in buffer.items() if shift <= y < shift + rows}
@@ -213,7 +213,7 @@ class Emulator(Screen):
         self._stops = list(_STOPS)
 
     def _soften(self) -> None:
-        """Reset what a program has switched; what is shown stays, and on which screen, and the cursor where it is."""
+        """Reset the modes; text, screen and cursor position stay."""
         self.mode.difference_update({pyte_modes.IRM, pyte_modes.DECOM})
         self.mode.add(pyte_modes.DECAWM)
         self.margins = None
@@ -222,18 +222,18 @@ class Emulator(Screen):
         self.cursor.hidden = False
 
     def cursor_position(self, line: int | None = None, column: int | None = None) -> None:
-        """Stop at the margins in origin mode; pyte stays where it is."""
+        """Stop at the margins in origin mode; pyte does not move then."""
         self.cursor.x = min((column or 1) - 1, self.columns - 1)
         self.cursor_to_line(line)
 
     def cursor_to_line(self, line: int | None = None) -> None:
-        """Count from the top margin in origin mode, which pyte does not expect where there are no margins."""
+        """Count from the top margin in origin mode; pyte fails without margins."""
         inside = pyte_modes.DECOM in self.mode and self.margins is not None
         top, bottom = (self.margins.top, self.margins.bottom) if inside and self.margins else (0, self.lines - 1)
         self.cursor.y = min(top + (line or 1) - 1, bottom)
 
     def draw(self, data: str) -> None:
-        """Put text; pyte's loses what follows a character without width, and is slow."""
+        """Write text; pyte loses text after a character without width, and is slow."""
         charset = self.g1_charset if self.charset else self.g0_charset
         if charset is not LAT1_MAP:
             data = data.translate(charset)
@@ -267,7 +267,7 @@ class Emulator(Screen):
         self.cursor.x = min(self.cursor.x + width, self.columns)
 
     def _make_room(self, width: int) -> None:
-        """Go to the next row where the character does not fit in this one, or back where the terminal does not wrap."""
+        """If the character does not fit, go to the next row, or back if the terminal does not wrap."""
         if self.cursor.x + width <= self.columns:
             return
         if pyte_modes.DECAWM in self.mode:
@@ -277,7 +277,7 @@ class Emulator(Screen):
             self.cursor.x = max(0, self.columns - width)
 
     def _mark(self, character: str) -> None:
-        """Add a combining character to the one before the cursor; other characters without width are not shown."""
+        """Add a combining character to the cell before the cursor; ignore other characters without width."""
         if character in _SELECTORS or not unicodedata.category(character).startswith("M"):
             return
         row = self.buffer[self.cursor.y]
@@ -295,7 +295,7 @@ class Emulator(Screen):
             if half:
                 half = False
             elif cell and wcwidth(cell[0]) == 2:
-                # Half of it may have been written over since: then nothing is left of it.
+                # If half of it was overwritten, nothing of it is shown.
                 half = cells[column + 1 : column + 2] == [""]
                 shown.append(cell if half else " ")
             else:
@@ -303,12 +303,12 @@ class Emulator(Screen):
         return unicodedata.normalize("NFC", "".join(shown))
 
     def save_cursor(self) -> None:
-        """Remember one position, as terminals do; pyte piles them up without bound."""
+        """Save one position, like terminals; pyte keeps an unbounded stack."""
         self.savepoints.clear()
         super().save_cursor()
 
     def restore_cursor(self) -> None:
-        """Go back to it, as often as wanted and whatever the margins are."""
+        """Restore the saved position, which stays saved; margins do not matter."""
         kept = [point._replace(cursor=copy.copy(point.cursor)) for point in self.savepoints]
         self.mode.discard(pyte_modes.DECOM)
         super().restore_cursor()
@@ -317,7 +317,7 @@ class Emulator(Screen):
             self.cursor.y = min(kept[0].cursor.y, self.lines - 1)
 
     def cursor_up(self, count: int | None = None) -> None:
-        """Stop at the top margin only from below it; pyte jumps there from above too."""
+        """Stop at the top margin only from below it; pyte also does from above."""
         top = self.margins.top if self.margins is not None and self.cursor.y >= self.margins.top else 0
         self.cursor.y = max(self.cursor.y - (count or 1), top)
 
@@ -328,7 +328,7 @@ class Emulator(Screen):
         self.cursor.y = min(self.cursor.y + (count or 1), bottom)
 
     def delete_lines(self, count: int | None = None) -> None:
-        """Delete rows; pyte leaves what stood where a row moves that was never written to."""
+        """Delete rows; pyte does not move rows that were never written."""
         for y in range(self.lines):
             self.buffer[y]
         super().delete_lines(count)
@@ -340,7 +340,7 @@ class Emulator(Screen):
         self.cursor.x, self.cursor.y = x, y
 
     def _erase_display(self, how: int) -> None:
-        """Like pyte's, which fills every cell of what it erases."""
+        """Erase rows by removing them; pyte fills every cell."""
         gone = {0: range(self.cursor.y + 1, self.lines), 1: range(self.cursor.y), 2: range(self.lines)}.get(how, ())
         for y in gone:
             self.buffer.pop(y, None)

@@ -1,4 +1,4 @@
-"""Names of keys as tmux has them, and what a terminal sends for them: the sequences of xterm, by the modes it is in."""
+"""Names of keys, like tmux, and the sequences that xterm sends for them, by its modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shellback.exec.core.errors import InvalidCommand
 
 _PLAIN: Final = {"Enter": b"\r", "Tab": b"\t", "Escape": b"\x1b", "Space": b" ", "BSpace": b"\x7f"}
 _CURSOR: Final = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "End": "F", "Home": "H"}
-"""These send ESC O instead of ESC [ where the program has switched the terminal to application cursor keys."""
+"""These send ESC O instead of ESC [ with application cursor keys."""
 _FUNCTION: Final = {"F1": "P", "F2": "Q", "F3": "R", "F4": "S"}
 _NUMBERED: Final = {"IC": 2, "DC": 3, "PPage": 5, "NPage": 6} | {
     f"F{key}": number for key, number in enumerate((15, 17, 18, 19, 20, 21, 23, 24), 5)
@@ -30,7 +30,7 @@ _ALSO: Final = {
     "BTab": "S-Tab",
 }
 NAMES: Final = (*_PLAIN, *_CURSOR, *_FUNCTION, *_NUMBERED, *_ALSO)
-"""All keys that have a name; C- (Ctrl), M- (Alt) and S- (Shift) may stand before one, or before a character."""
+"""All named keys. C- (Ctrl), M- (Alt) and S- (Shift) may precede a name or a character."""
 
 _SHOWN: Final = "Enter, Tab, Escape, Space, BSpace, Up, Down, Left, Right, Home, End, PageUp, PageDown, F1, C-c, M-x"
 _MODIFIED: Final = re.compile(r"(?:[CMS]-)+(?=.)|\^(?=.\Z)")
@@ -42,12 +42,12 @@ _PASTED: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
 def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
-    """What pressing `keys` sends: a name is that key, a single character or other text is typed as it stands.
+    """The bytes that `keys` send: a name is that key; a single character or other text is typed literally.
 
-    `application` is whether the program has switched to application cursor keys.
+    `application`: the program uses application cursor keys.
 
     Raises:
-        InvalidCommand: There are no keys, or one looks like a name and is none; the nearest is named.
+        InvalidCommand: There are no keys, or one looks like a name but is not; the message has the nearest name.
     """
     if not any(keys):
         raise InvalidCommand(f"there is nothing to type; give literal, paste, hex or keys: {_SHOWN} ...")
@@ -56,7 +56,7 @@ def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typing:
-    """What somebody types: text as it stands, a paste, bytes in hexadecimal and keys, sent in this order."""
+    """Input to type: literal text, a paste, hexadecimal bytes and keys, sent in this order."""
 
     keys: Sequence[str] | None = None
     literal: str | None = None
@@ -65,14 +65,14 @@ class Typing:
 
     @property
     def depends_on_modes(self) -> bool:
-        """Whether what is sent depends on what the program has switched its terminal to."""
+        """Whether the bytes depend on the modes of the terminal."""
         return bool(self.paste) or any(key in _CURSOR for key in self.keys or [])
 
     def sent(self, modes: frozenset[str] = frozenset()) -> bytes:
-        """What a terminal in these modes sends.
+        """The bytes that a terminal in these modes sends.
 
         Raises:
-            InvalidCommand: There is nothing of all this, or some of it is not acceptable.
+            InvalidCommand: There is no input, or a part is not acceptable.
         """
         parts = [
             _literal(self.literal) if self.literal else b"",
@@ -116,7 +116,7 @@ def _pressed(key: str, *, application: bool) -> bytes:
 
 
 def _named(key: str, *, application: bool = False) -> bytes | None:
-    """What the key of this name sends; None where no terminal has it."""
+    """The bytes of the key with this name; None if no terminal has it."""
     if len(key) == 2 and key[0] == "^":
         return _control(key[1])
     found = _MODIFIED.match(key)
@@ -131,13 +131,11 @@ def _named(key: str, *, application: bool = False) -> bytes | None:
 
 
 def _sent(modifiers: frozenset[str], name: str, *, application: bool) -> bytes | None:
-    """The bytes of a key, None of a name or combination that no terminal has."""
+    """The bytes of a key; None for a name or combination that no terminal has."""
     number = 1 + sum(_BITS[one] for one in modifiers)
-    if name in _CURSOR:
-        start = "\x1bO" if application else "\x1b["
-        return (f"{start}{_CURSOR[name]}" if number == 1 else f"\x1b[1;{number}{_CURSOR[name]}").encode("ascii")
-    if name in _FUNCTION:
-        return (f"\x1bO{_FUNCTION[name]}" if number == 1 else f"\x1b[1;{number}{_FUNCTION[name]}").encode("ascii")
+    if letter := _CURSOR.get(name) or _FUNCTION.get(name):
+        start = "\x1bO" if application or name in _FUNCTION else "\x1b["
+        return (f"{start}{letter}" if number == 1 else f"\x1b[1;{number}{letter}").encode("ascii")
     if name in _NUMBERED:
         return (f"\x1b[{_NUMBERED[name]}~" if number == 1 else f"\x1b[{_NUMBERED[name]};{number}~").encode("ascii")
     alt = b"\x1b" if "M" in modifiers else b""
@@ -164,13 +162,13 @@ def _control(character: str) -> bytes | None:
         return b"\x7f"
     if character == "/":
         return b"\x1f"
-    # Of others the large letter may be two, or one of these.
+    # Only ASCII: the upper case of other letters may be two characters, or one of these.
     code = ord(character.upper()) if character.isascii() else 0
     return bytes([code & 0x1F]) if 0x40 <= code <= 0x5F else None
 
 
 def _nearest(key: str) -> str | None:
-    """The name that was probably meant; None of what is not like the name of any key."""
+    """The name that was probably meant; None if no name is similar."""
     spoken = _SPOKEN.fullmatch(key)
     if spoken is not None:
         modifier = _SAID[(spoken[1] or spoken[2]).lower()]
@@ -192,9 +190,9 @@ def _nearest(key: str) -> str | None:
 APPLICATION_CURSOR: Final = "application_cursor"
 """Arrows, Home and End send ESC O instead of ESC [."""
 ALTERNATE_SCREEN: Final = "alternate_screen"
-"""A full-screen program shows its own screen; what was there before comes back when it leaves."""
+"""A full-screen program shows its own screen, and the earlier one comes back when it ends."""
 BRACKETED_PASTE: Final = "bracketed_paste"
-"""The program wants to be told where pasted text begins and ends."""
+"""The program wants marks around pasted text."""
 MOUSE: Final = "mouse"
 CURSOR_HIDDEN: Final = "cursor_hidden"
 
@@ -214,14 +212,14 @@ _SWITCH: Final = re.compile(rb"\x1b(?:\[\?([0-9;]{1,60})([hl])|\[!p|c)")
 
 
 class Modes:
-    """The modes after all output that was fed. Costs next to nothing for output that switches none."""
+    """The modes after all output that was fed."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Take in the next piece of output; a sequence may be split between two."""
+        """Process the next piece of output; a sequence may be split between pieces."""
         data = self._rest + data
         seen = 0
         for found in _SWITCH.finditer(data):
@@ -232,7 +230,7 @@ class Modes:
     def _switch(self, found: re.Match[bytes]) -> None:
         numbers, how = found.groups()
         if numbers is None:
-            # A soft reset does not leave the screen that is shown.
+            # A soft reset keeps the alternate screen.
             self.names &= {ALTERNATE_SCREEN} if found[0].endswith(b"p") else frozenset()
             return
         named = {_NAMES[int(number)] for number in numbers.split(b";") if number and int(number) in _NAMES}

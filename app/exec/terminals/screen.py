@@ -1,4 +1,4 @@
-"""What a person would see now on the terminal of a session, made from its log; the log stays the truth."""
+"""The screen of a session's terminal, made from its log."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
     from shellback.exec.terminals.emulator import Emulator
 
 WINDOW: Final = 1024 * 1024
-"""How much output a screen is made from at most: what was drawn before and never since is missing."""
+"""A screen is made from at most this much output; text that was drawn earlier is missing."""
 KEPT: Final = 16
-"""How many terminals are remembered, so that a look at one only has to take in what is new."""
+"""The number of cached terminals; a look at one only processes new output."""
 KEPT_CELLS: Final = 1_000_000
 BUDGET_S: Final = 2.0
-"""Seconds of processor time for one look. Output made to be slow to draw is cut short after that."""
+"""Processor time for one look; slow output is cut after that."""
 REST_S: Final = 0.1
 LONGEST_S: Final = 1.0
-"""How long nothing is printed by a program that has drawn what a key has changed, and how long it is waited for."""
+"""The silence after which a program has finished drawing, and the longest wait for it."""
 _PIECE: Final = 8 * 1024
 _TAIL: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """The rows of a terminal as plain text, blanks at their ends left out; `cursor` is (row, column), from 1.
+    """The rows of a terminal as plain text without trailing blanks; `cursor` is (row, column), from 1.
 
-    `partial` says that some of its output is not in it: dropped from the log, or too much of it. It is made from the
-    first `upto` bytes of the log.
+    It is made from the first `upto` bytes of the log. `partial`: some output was dropped from the log, or not drawn.
     """
 
     rows: int
@@ -55,13 +54,13 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """All rows down to the last that is not empty."""
+        """All rows up to the last one that is not empty."""
         return "\n".join(self.lines).rstrip("\n")
 
 
 @dataclass(slots=True)
 class _View:
-    """One terminal, and how far into the log it has come. `modes` may be ahead of the emulator."""
+    """One cached terminal, with its positions in the log. `modes` may be ahead of the emulator."""
 
     size: WindowSize
     modes: Modes = field(default_factory=Modes)
@@ -73,21 +72,20 @@ class _View:
 
 
 class Screens:
-    """The screens of an engine's sessions. What is remembered of them is bounded, and made again from the log."""
+    """The screens of an engine's sessions, in a bounded cache that is rebuilt from the logs."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._views: OrderedDict[SessionId, _View] = OrderedDict()
 
     async def of(self, session: Session) -> Screen:
-        """What a person would see now; of an ended session, what was left. Cancelling leaves nothing behind.
+        """The screen now; for an ended session the last one. Cancelling leaves nothing behind.
 
-        The size is that of the terminal now; what was printed while it had another is drawn as if it always had it,
-        unless the screen was looked at before it changed.
+        Output from before a change of size is drawn with the current size, unless the screen was read before.
 
         Raises:
             PtyError: The session has no terminal.
-            InvalidCommand: Its log is on another host, or gone for its age.
+            InvalidCommand: Its log is on another host, or was deleted as old.
         """
         log, view = self._opened(session)
         async with view.busy:
@@ -98,7 +96,7 @@ class Screens:
             return _shown(view)
 
     async def at_rest(self, session: Session) -> Screen:
-        """What a person would see once the program has drawn: after a moment without output, or a second of it.
+        """The screen when the program has finished drawing: after a short silence, or after a second.
 
         Raises what `of` does.
         """
@@ -113,14 +111,14 @@ class Screens:
         return await self.of(session)
 
     async def modes(self, session: Session) -> frozenset[str]:
-        """What its program has switched the terminal to. Raises what `of` does."""
+        """The modes of the terminal. Raises what `of` does."""
         log, view = self._opened(session)
         async with view.busy:
             await self._scan(view, log, log.size())
             return view.modes.names
 
     def resized(self, session: Session, size: WindowSize) -> None:
-        """Note the size that somebody has given the terminal; asked for only where the kernel cannot be."""
+        """Store a new size of the terminal, for when the kernel cannot be asked."""
         self._opened(session)[1].size = size
 
     def _opened(self, session: Session) -> tuple[OutputLog, _View]:
@@ -163,7 +161,7 @@ class Screens:
 
 
 def screen_text(screen: Screen, session: Session) -> str:
-    """The screen as the model reads it: its rows, then one line about it."""
+    """The screen for the model: its rows, then one line about it."""
     words = [f"screen of {screen.rows} rows and {screen.cols} columns"]
     words.append(f"cursor in row {screen.cursor[0]}, column {screen.cursor[1]}")
     words += [f"title {screen.title!r}"] if screen.title else []
@@ -178,14 +176,14 @@ def _usual_size(session: Session) -> WindowSize:
 
 
 async def _fed(modes: Modes, log: OutputLog, start: int, end: int) -> int:
-    # A log without a cap may be of any size: what was switched longer ago than a capped one holds is not known.
+    # Only the last part, because a log without a cap may be of any size; older switches are ignored.
     for position in range(max(start, end - limits.LOG_BYTES), end, WINDOW):
         modes.feed(await log.raw(position, min(position + WINDOW, end)))
     return end
 
 
 def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
-    # Imported here: it takes longer to load than all else of the tools, and most conversations never look.
+    # Imported here because it loads slowly, and most conversations never use it.
     from shellback.exec.terminals.emulator import Emulator
 
     emulator = Emulator(size.rows, size.cols)
@@ -195,7 +193,7 @@ def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
 
 
 def drawn(emulator: Emulator, data: bytes) -> bool:
-    """Draw; whether all of it was."""
+    """Draw `data`; whether all of it was drawn."""
     began = time.thread_time()
     position, whole = 0, True
     while position < len(data):

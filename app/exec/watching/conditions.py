@@ -1,7 +1,4 @@
-"""What a watch waits for: a line, silence, a moment, or a session that waits for input.
-
-Each is looked at with some patience, and has news from the moment that it holds until it is told.
-"""
+"""The conditions of watches: a matching line, silence, a time, or a session that waits for input."""
 
 from __future__ import annotations
 
@@ -27,18 +24,18 @@ from shellback.exec.log.plain_text import decoded
 
 PATIENCE_S: Final = 30.0
 UNFINISHED_S: Final = 1.0
-"""A line without its end is looked at once it has been as it is for so long."""
+"""An unfinished line is searched if it has not changed for this time."""
 REST_S: Final = 0.05
 RESTS: Final = 9
-"""Looking rests so many times as long as it worked, so that it never has more than a tenth of a processor."""
+"""A scan rests for this multiple of its processor time, so it uses at most a tenth of a processor."""
 _NEVER: Final = 10**14
-"""More than is ever printed, and not more than a supervisor takes for a number."""
+"""More bytes than any log has, and within the supervisor's bounds."""
 
 News = dict[str, Any]
 
 
 class Line:
-    """A line of the output that a pattern matches. `gate` lets few look at a time."""
+    """A line of output that matches a pattern. `gate` limits concurrent scans."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, gate: asyncio.Semaphore) -> None:
         self._follower = Follower(engine, session)
@@ -66,12 +63,12 @@ class Line:
 
     @property
     def dropped(self) -> int:
-        """Bytes that were gone before they could be looked at, and have not been told."""
+        """Bytes that were dropped before they were scanned, and were not told yet."""
         return self._scan.found.dropped
 
     @property
     def offset(self) -> int:
-        """Up to where the output has been looked at."""
+        """The end of the scanned output."""
         return self._scan.position
 
     async def look(self, patience_s: float) -> bool:
@@ -90,7 +87,7 @@ class Line:
 
 
 class _Timed:
-    """What has to do with time, and tells the last lines."""
+    """A condition about time, whose news are the last lines."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch) -> None:
         self._follower = Follower(engine, session)
@@ -99,13 +96,13 @@ class _Timed:
         self.news: News | None = None
 
     def _last(self) -> News:
-        """The last lines of the stream that was printed to last; of standard error, where the clock does not tell."""
+        """The last lines of the stream with the latest output; of standard error if the times are equal."""
         shown = max(reversed(self._logs), key=OutputLog.modified_at).last_lines(CALLBACK_LINES, CALLBACK_CHARS)
         return {"last_lines": shown.text.splitlines()[-CALLBACK_LINES:]}
 
 
 class Silence(_Timed):
-    """Nothing printed for some seconds, counted from when the watch was placed; once for each silence."""
+    """No output for some seconds after the watch was placed; once for each silence."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         super().__init__(engine, session, watch)
@@ -116,13 +113,13 @@ class Silence(_Timed):
 
     @property
     def offset(self) -> int:
-        """How much output there is, on both streams."""
+        """The size of both streams."""
         return sum(self._sizes)
 
     async def look(self, patience_s: float) -> bool:
         untold = self.offset > self._told_at
         left_s = max(0.0, self._since + self._seconds - time.monotonic())
-        # One that has lasted long enough before we looked is told at once.
+        # A silence that is already long enough is told at once.
         due = untold and (left_s > 0 or self.news is None)
         wait_s = min(patience_s, left_s) if due else patience_s
         out, *err = self._sizes
@@ -142,7 +139,7 @@ class Silence(_Timed):
 
 
 class Moment(_Timed):
-    """Some seconds after the watch was placed, by the clock; never later for one that is set back."""
+    """Some seconds after the watch was placed, by the clock; not later if the clock is set back."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         super().__init__(engine, session, watch)
@@ -161,7 +158,7 @@ class Moment(_Timed):
 
 
 class Input:
-    """The session waits for input; again only once it has printed something since."""
+    """The session waits for input; again only after more output."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch) -> None:
         self._engine = engine
@@ -173,7 +170,7 @@ class Input:
 
     async def look(self, patience_s: float) -> bool:
         self._session = session = await self._engine.store.get(self._session.id) or self._session
-        if self.news is not None:  # to be told when that is allowed, if it is still so
+        if self.news is not None:  # not told yet: check that it still waits
             await asyncio.sleep(patience_s)
             found = await waiting(self._engine, session)
             self.news = self._waits(found)
@@ -208,17 +205,17 @@ class Input:
 
 
 Condition = Line | Silence | Moment | Input
-"""What one watch waits for; belongs to one task.
+"""The condition of one watch, used by one task.
 
-`news` is what holds and has not been told, as portable JSON; `offset` is where the watch goes on once that is `told`.
-`look` waits for a change, at most so long, and says whether the session has ended and all of its output is looked at.
+`news` is the untold state that holds, as portable JSON; call `told` when it is told. `offset` is the end of the
+inspected output. `look` waits at most `patience_s` for a change; True if the session ended and all output is inspected.
 """
 
 
 def condition_of(
     engine: Engine, session: Session, watch: Watch, gate: asyncio.Semaphore, clock: Callable[[], float]
 ) -> Condition:
-    """What `watch` waits for, as far as it has come."""
+    """The condition of `watch`, from its stored offset on."""
     match watch.kind:
         case "pattern":
             return Line(engine, session, watch, gate)
@@ -230,21 +227,21 @@ def condition_of(
             return Input(engine, session, watch)
 
 
-re2: Final[Any] = _re2  # it says nothing of its types
+re2: Final[Any] = _re2  # it has no types
 PATTERN_CHARS: Final = 1000
 BLOCK: Final = 1 << 20
 LINE_BYTES: Final = 1 << 16
-"""A line that is longer is looked at in pieces."""
+"""A longer line is scanned in pieces."""
 LOOK_BYTES: Final = 16 << 20
-"""What one look goes through at most."""
+"""The most that one look scans."""
 LINES: Final = 5
 LINE_CHARS: Final = 400
-"""Lines that a finding shows, and characters of each."""
+"""The number of lines shown, and of characters of each."""
 COUNTED: Final = 1000
-"""Matching lines that are counted between two hits; the others are as many or more."""
+"""The most matching lines that are counted between two hits."""
 
 _ENDS_OF_TEXT: Final = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-[a-zA-Z]*m|\(\?[a-zA-Z]*-?[a-zA-Z]*U")
-# Bounded, and never across a line end, so that lines are the same with and without them.
+# Bounded, and never across a line end, so that their removal keeps the lines.
 _SEQUENCES: Final = re.compile(
     rb"\x1b\[[0-?]{0,256}[ -/]{0,16}[@-~]?"
     rb"|\x1b[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)?"
@@ -253,10 +250,10 @@ _SEQUENCES: Final = re.compile(
 
 
 def compiled(pattern: str) -> Any:
-    """A regular expression that is matched against single lines, in time linear in them.
+    """The compiled pattern, which is matched against single lines in linear time.
 
     Raises:
-        InvalidCommand: It does not compile, is too long, or says nothing about a line.
+        InvalidCommand: It does not compile, is too long, or matches an empty line.
     """
     if not pattern or len(pattern) > PATTERN_CHARS:
         raise InvalidCommand(f"pattern has {len(pattern)} characters; it must have 1 to {PATTERN_CHARS}")
@@ -286,7 +283,7 @@ def compiled(pattern: str) -> Any:
 
 @dataclass(slots=True)
 class Found:
-    """Matching lines: how many, the first few, from where to where; and how many bytes were gone before the look."""
+    """Matching lines: their number, the first few, and their range; and the bytes dropped before the scan."""
 
     count: int = 0
     lines: list[str] = field(default_factory=list[str])
@@ -303,9 +300,9 @@ class Found:
 
 
 class LineScan:
-    """Goes through one log (`paths`: it, and the table of its holes) with one pattern; holds one block of it.
+    """Scans one log (`paths`: the log and its table of holes) with one pattern, one block in memory at a time.
 
-    `offset` may lie within a line. Then a match has to end behind it.
+    If `offset` is within a line, a match in this line must end after it.
     """
 
     def __init__(self, regex: Any, paths: tuple[str, str], offset: int) -> None:
@@ -315,21 +312,21 @@ class LineScan:
         self._told = False
         self._begun = False
         self.position: int = offset
-        """The beginning of the first line that has not been looked at."""
+        """The start of the first line that was not scanned."""
         self.found = Found()
-        """What there is to tell."""
+        """The untold matches."""
         self.spent_s = 0.0
-        """Seconds of a processor that the last look took."""
+        """The processor time of the last look."""
 
     def take(self) -> Found:
-        """What there is to tell, which it then is."""
+        """The untold matches, which are told now."""
         found, self.found = self.found, Found()
         return found
 
     def look(self, upto: int, *, last: bool = False) -> bool:
-        """Go on towards `upto`, at most `LOOK_BYTES`; whether that much was left. Blocks.
+        """Scan towards `upto`, at most `LOOK_BYTES`; whether some is left. Blocks.
 
-        With `last` a line that is not complete is looked at as if it were, once.
+        With `last` an unfinished line is scanned like a complete one, once.
         """
         began = time.thread_time()
         try:
@@ -349,7 +346,7 @@ class LineScan:
             self.spent_s = time.thread_time() - began
 
     def _begin(self, fd: int) -> None:
-        """Go back to the beginning of the line that the offset lies in."""
+        """Go back to the start of the line that contains the offset."""
         self._begun = True
         start = max(0, self._old - LINE_BYTES)
         before = os.pread(fd, self._old - start, start).replace(b"\r", b"\n")
@@ -384,7 +381,7 @@ class LineScan:
         return True
 
     def _unfinished(self, text: bytes) -> bool:
-        """Look at a line that may go on: whether it matches already. Then it is not told a second time."""
+        """Scan an unfinished line; if it matches, it is not told again when it is complete."""
         count = self.found.count
         if not self._told:
             self._search(text, 0, len(text))
@@ -394,7 +391,7 @@ class LineScan:
         return True
 
     def _search(self, text: bytes, first: int, end: int) -> None:
-        """Note the matching lines between two borders of lines of `text`, which is what begins at our position."""
+        """Record the matching lines of `text[first:end]`; `text` starts at our position."""
         plain, at, fresh = text, self.position, self._old - self.position
         if b"\x1b" in text:
             text, at, fresh = text[first:end], at + first, fresh - first
@@ -426,7 +423,7 @@ class LineScan:
 
 
 def _line_in(text: bytes, number: int, at: int) -> tuple[int, int]:
-    """Where line `number` of a text that begins at `at` begins and ends; its escapes are in neither count."""
+    """The start and end offset of line `number` of a text that starts at offset `at`."""
     start = nth_newline(text, number) + 1
     end = text.find(b"\n", start)
     return at + start, at + (len(text) if end < 0 else end)

@@ -11,11 +11,7 @@ from shellback.exec.core.watch import PER_CONVERSATION, PER_SESSION, Hit, Watch,
 
 
 def check_room(of_session: int, of_conversation: int, watch: Watch) -> None:
-    """Whether another watch may be placed beside so many that are on.
-
-    Raises:
-        LimitReached: The session or the conversation has its watches.
-    """
+    """Raise `LimitReached` if the session or conversation has no room for another watch."""
     for number, limit, whose in (
         (of_session, PER_SESSION, f"session {watch.session_id}"),
         (of_conversation, PER_CONVERSATION, "this conversation"),
@@ -28,11 +24,7 @@ def check_room(of_session: int, of_conversation: int, watch: Watch) -> None:
 
 
 class MemoryWatchStore(WatchStore):
-    """A `WatchStore` that is gone with its process. Nothing here awaits, so every method is one step of the loop.
-
-    Args:
-        sink: Told about hits; its transaction is None.
-    """
+    """A `WatchStore` in memory. No method awaits, so each is atomic. `sink` is told about hits."""
 
     def __init__(self, *, sink: WatchSink | None = None) -> None:
         self._sink = sink

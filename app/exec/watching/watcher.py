@@ -1,7 +1,6 @@
-"""Being told of a session before it ends: watches are placed here, and looked after until they are off.
+"""Places watches and evaluates them until they are off, in one task per watch.
 
-One task looks after one watch. What it finds is told by the store's one transaction, so that several workers of a
-host, and a worker that dies and comes back, tell each hit once between them.
+A hit is counted and told in one transaction of the store, so that several workers, or a restarted one, tell it once.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ log = logging.getLogger(__name__)
 IDLE_S: Final = (1.0, 3600.0)
 AFTER_S: Final = (1.0, 86400.0)
 AT_ONCE: Final = 2
-"""Threads that look through output at a time."""
+"""Threads that scan output at a time."""
 KEEP_BYTES: Final = 1 << 20
 KEEP_S: Final = 30.0
-"""What was looked at in vain is noted once it is so much, and not more often: a restart looks through it again."""
+"""The progress of a scan is stored at most this often; a restart scans the rest again."""
 AGAIN_S: Final = 0.1
 END_S: Final = 10.0
 FIRST_DELAY_S: Final = 0.1
@@ -60,19 +59,19 @@ class Watcher:
         self._sessions: dict[str, str] = {}
 
     async def stop(self) -> None:
-        """Look after none any more; a later start goes on. Twice, or without a start, is fine."""
+        """Stop evaluating; a later start resumes. It may be called twice, or without a start."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def resume(self) -> None:
-        """Look after every watch of this host that is on, and no other; repeating it changes nothing."""
+        """Evaluate exactly the watches of this host that are on; a repeat changes nothing."""
         on = {watch.id: watch for watch in await self.store.list(host_id=self._engine.host_id)}
         for watch in on.values():
             self._look_after(watch)
         for one in self._tasks.keys() - on.keys():
-            # It may have been placed since the list was read.
+            # It may have been placed after the list was read.
             if (watch := await self.store.get(one)) is None or not watch.on:
                 self._leave(one)
 
@@ -88,13 +87,13 @@ class Watcher:
         after: float | None = None,
         waiting: bool = False,
     ) -> Watch:
-        """Place a watch for exactly one condition; a repeat of the call returns the same one, as it is then.
+        """Place a watch for exactly one condition; a repeat of the call returns the same watch.
 
-        Output counts from the agent's last poll on. On a session that has ended it fires at once.
+        It inspects output after the agent's last poll. If the session has ended, it fires at once.
 
         Raises:
-            InvalidCommand: Not exactly one condition, one out of range, or one that this session cannot fulfil.
-            LimitReached: The session or conversation has its watches.
+            InvalidCommand: There is not exactly one condition, or it is out of range or impossible for this session.
+            LimitReached: The session or conversation has too many watches.
         """
         kind, seconds = _wish(session, pattern, idle, after, waiting=waiting)
         if session.host_id != self._engine.host_id:
@@ -118,7 +117,7 @@ class Watcher:
         return placed
 
     async def off(self, session_id: SessionId, origin: CallOrigin) -> None:
-        """End the watches of a session; a repeat of the call leaves those that were placed since."""
+        """End the watches of a session; a repeat of the call leaves newer watches alone."""
         key = call_key(origin)
         before = await self._engine.store.begin_call(act_of(origin, session_id, "process_watch"))
         if before:
@@ -129,14 +128,14 @@ class Watcher:
             self._leave(one)
 
     async def heed(self, session_id: str) -> None:
-        """The agent has made a call about this session: its watches have not fired in vain."""
+        """Reset the strikes of a session's watches, because the agent made a call about it."""
         if session_id in self._sessions.values():
             await self.store.heed(session_id)
 
     def _look_after(self, watch: Watch) -> None:
         if watch.id not in self._tasks:
             self._sessions[watch.id] = watch.session_id
-            # In a context of its own: it may be placed by a turn, whose context is not that of what is told later.
+            # In an empty context, because the context of the turn that placed it does not apply later.
             self._tasks[watch.id] = asyncio.get_running_loop().create_task(
                 self._run(watch), name=f"watch {watch.id}", context=Context()
             )
@@ -156,7 +155,7 @@ class Watcher:
                             return
                         await self._follow(found)
                         delay_s = FIRST_DELAY_S
-                    except Exception as error:  # noqa: BLE001 - whatever is in the way, the watch must not be lost
+                    except Exception as error:  # noqa: BLE001 - no error may end the watch
                         log.warning("watch %s cannot be looked after: %s; again in %.1f s", watch.id, error, delay_s)
                         await asyncio.sleep(delay_s)
                         delay_s = min(delay_s * 2, LONGEST_DELAY_S)
@@ -165,7 +164,7 @@ class Watcher:
             self._sessions.pop(watch.id, None)
 
     async def _follow(self, watch: Watch) -> None:
-        """Look after a watch until it is off, or somebody else has told what we found: then it is read again."""
+        """Evaluate a watch until it is off, or another worker has told its hit; then the caller reads it again."""
         session = await self._engine.store.get(SessionId(watch.session_id))
         if session is None:
             await self.store.off(watch.session_id, ENDED, watch_id=watch.id)
@@ -199,7 +198,7 @@ class Watcher:
         await self._end(watch, await self._engine.wait(session.id, up_to=END_S), condition)
 
     async def _end(self, watch: Watch, session: Session, condition: Condition) -> None:
-        """The end of the session ends the watch; it fires where it has something to say that the end has not."""
+        """End the watch with its session; it fires if it has news that the report of the end lacks."""
         if session.end is None:
             return
         news = condition.news
