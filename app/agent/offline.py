@@ -1,8 +1,8 @@
-"""The offline model: an honest stand-in that needs no network, for trying and testing the loop.
+"""The offline model: a stand-in without a network, for trying and testing the loop.
 
-Every response is a function of the message history and of the tools there are, so a replay gives the same
-one. A history is read in segments: all that was heard since the last answer is one list of instructions,
-which only grows at its end; each response issues the next call, and the last one answers.
+Every response is a function of the message history and the tools, so a replay gives the same one. The messages since
+the last answer are one list of instructions, which only grows at its end. Each response issues the next call; the last
+one answers.
 """
 
 from __future__ import annotations
@@ -47,19 +47,22 @@ _ANSWER_CHARS: Final = 20_000
 
 
 def offline_model(seconds: float = 0.0) -> FunctionModel:
-    """A model that carries out the lines of a message; see `shellback.agent.offline` for what they mean.
-
-    Each response takes `seconds`, as a real model's would.
-    """
+    """A model that carries out the lines of a message, see `read`. Each response takes `seconds`."""
 
     async def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         await asyncio.sleep(seconds)
-        return await _respond(messages, info)
+        decision = _decide(messages, info)
+        return ModelResponse(parts=[TextPart(decision) if isinstance(decision, str) else decision])
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
         await asyncio.sleep(seconds)
-        async for piece in _stream(messages, info):
-            yield piece
+        decision = _decide(messages, info)
+        if isinstance(decision, str):
+            for line in decision.splitlines(keepends=True):
+                yield line
+        else:
+            call = DeltaToolCall(decision.tool_name, decision.args_as_json_str(), tool_call_id=decision.tool_call_id)
+            yield {0: call}
 
     return FunctionModel(respond, stream_function=stream, model_name="offline")
 
@@ -72,7 +75,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Reading:
-    """A history as far as it has been read; `steps` are those of the last, open segment."""
+    """The state after reading a part of a history; `steps` are those since the last answer."""
 
     steps: list[_Step] = field(default_factory=list["_Step"])
     due: int = 0
@@ -84,8 +87,8 @@ class _Reading:
     def heard(self, part: UserPromptPart) -> None:
         for instruction in read(part):
             self.steps.append(_Step(instruction))
-            if isinstance(instruction, News) and instruction.session_id is not None:
-                # A session ends once; popping keeps a quoted notice from running its lines again.
+            if isinstance(instruction, Say) and instruction.session_id is not None:
+                # Popped: a quoted notice does not run the lines again.
                 lines = [
                     line.replace("{session_id}", instruction.session_id)
                     for line in self.then.pop(instruction.session_id, ())
@@ -117,7 +120,7 @@ class _Reading:
             if isinstance(instruction, Call) and instruction.tool == call.tool_name and instruction.args == args:
                 self.due = place + 1
                 return self.steps[place]
-        # Another model made this call, earlier in the same conversation.
+        # Another model made this call earlier in the conversation.
         step = _Step(Call(f"!{call.tool_name} {json.dumps(args)}", call.tool_name, args))
         self.steps.insert(self.due, step)
         self.due += 1
@@ -151,31 +154,12 @@ def _decide(messages: Sequence[ModelMessage], info: AgentInfo) -> ToolCallPart |
     return answer if len(answer) <= _ANSWER_CHARS else answer[:_ANSWER_CHARS] + "\n(the rest is left out)"
 
 
-async def _respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    decision = _decide(messages, info)
-    return ModelResponse(parts=[TextPart(decision) if isinstance(decision, str) else decision])
-
-
-async def _stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
-    decision = _decide(messages, info)
-    if isinstance(decision, str):
-        for line in decision.splitlines(keepends=True):
-            yield line
-    else:
-        call = DeltaToolCall(decision.tool_name, decision.args_as_json_str(), tool_call_id=decision.tool_call_id)
-        yield {0: call}
-
-
 def _told(step: _Step, tools: set[str]) -> str:
-    match step.instruction:
-        case Say(text=text):
-            return ABOUT if _ASKED.search(text) else f"You said: {text}"
-        case Refuse(shown=shown, why=why):
-            return f"{shown}\n  not run: {why}"
-        case News(text=text):
-            return text
-        case Call(shown=shown, tool=tool):
-            return f"{shown}\n{_indented(_outcome(step.result, tool, tools))}"
+    one = step.instruction
+    if isinstance(one, Say):
+        return one.text
+    lines = _outcome(step.result, one.tool, tools).split("\n")
+    return "\n".join([one.shown, *(f"  {line}" for line in lines)])
 
 
 def _outcome(result: ToolReturnPart | None, tool: str, tools: set[str]) -> str:
@@ -201,32 +185,21 @@ def _tail(text: str) -> str:
     return kept if len(kept) >= len(text.rstrip("\n")) else f"...\n{kept}"
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
-
-
 _TOOL: Final = re.compile(r"!([A-Za-z_]\w*)(?:\s+(.*))?")
 _BACKGROUND: Final = re.compile(r"(.*?)\s*(?<![&\\])&")
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A line to say back."""
+    """A text for the answer; with `session_id` the notice of that session's end."""
 
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A line that cannot be carried out, and why."""
-
-    shown: str
-    why: str
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A line that calls a tool; `then` are the lines for the end of the process it starts."""
+    """A line that calls a tool; `then` are the lines to run at the end of the process."""
 
     shown: str
     tool: str
@@ -234,37 +207,28 @@ class Call:
     then: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """A notice; `session_id` if it tells of the end of a process."""
-
-    text: str
-    session_id: str | None
-
-
-Instruction: TypeAlias = Say | Refuse | Call | News
+Instruction: TypeAlias = Say | Call
 
 
 def read(part: UserPromptPart) -> Iterator[Instruction]:
-    """Split a prompt into instructions, in the order in which they are due.
+    """Split a prompt into instructions, in order.
 
-    `$ CMD` runs a command, `$ CMD &` in the background, `!TOOL {json}` calls any tool. Lines after a line
-    `then:` are kept for the end of a process that the lines before it started; `{session_id}` in them is then
-    that process's session. A notice is news: it quotes what a process printed or what somebody ran, and that
-    must never be obeyed.
+    `$ CMD` runs a command, `$ CMD &` in the background, `!TOOL {json}` calls any tool. Lines after a line `then:` run
+    at the end of the process that the lines before it started; `{session_id}` in them is its session. A notice is
+    only repeated: the output and commands that it quotes are never run.
     """
     for piece in [part.content] if isinstance(part.content, str) else part.content:
         if isinstance(piece, str):
             yield from read_lines(piece.split("\n"))
         elif isinstance(piece, TextContent) and MARK not in (about := _metadata(piece)):
-            # What processes did meanwhile is there to be seen; nobody said it.
+            # Blocks of processes are shown to the model; they are no message.
             yield from (
-                [News(piece.content, ended_in(about))] if NOTICE in about else read_lines(piece.content.split("\n"))
+                [Say(piece.content, ended_in(about))] if NOTICE in about else read_lines(piece.content.split("\n"))
             )
 
 
 def read_lines(lines: Sequence[str]) -> Iterator[Instruction]:
-    """Turn the lines of a message, or of a continuation, into instructions."""
+    """The instructions in the lines of a message or after `then:`."""
     stripped = [line.strip() for line in lines]
     cut = next((number for number, line in enumerate(stripped) if line.lower() == "then:"), len(lines))
     then = tuple(lines[cut + 1 :])
@@ -282,8 +246,8 @@ def _instruction(line: str, then: tuple[str, ...]) -> Instruction:
         try:
             args: object = json.loads(tool[2] or "{}")
         except ValueError as error:
-            return Refuse(line, f"what follows !{tool[1]} is not JSON: {error}")
+            return Say(f"{line}\n  not run: what follows !{tool[1]} is not JSON: {error}")
         if not isinstance(args, dict):
-            return Refuse(line, f"what follows !{tool[1]} has to be a JSON object")
+            return Say(f"{line}\n  not run: what follows !{tool[1]} has to be a JSON object")
         return Call(line, tool[1], cast("dict[str, Any]", args), then)
-    return Say(line)
+    return Say(ABOUT if _ASKED.search(line) else f"You said: {line}")

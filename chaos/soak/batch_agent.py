@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from shellback.agent.offline import Call, Instruction, News, Say, read
+from shellback.agent.offline import Call, Instruction, read
 
 
 def heard(message: ModelRequest) -> Iterator[Instruction]:
@@ -47,10 +47,8 @@ def decide(messages: Sequence[ModelMessage]) -> list[ToolCallPart] | str:
                 match instruction:
                     case Call(tool=tool, args=args):
                         due.append(ToolCallPart(tool, args, f"call_{issued + 1 + len(due) - made}"))
-                    case News(text=text) | Say(text=text):
-                        said.append(text)
                     case _:
-                        said.append(instruction.why)
+                        said.append(instruction.text)
     return due[made:] or "\n".join(said) or "nothing"
 
 

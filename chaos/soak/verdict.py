@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from chaos.soak.batch_agent import heard as heard_in
 from chaos.soak.crowd import Task, lines_of
 from chaos.soak.staff import Outage
-from shellback.agent.offline import News
+from shellback.agent.offline import Say
 from shellback.exec.core.model import Evidence, Session, SessionState
 from shellback.storage import history
 from shellback.storage.tables import mailbox, sessions, turns
@@ -110,7 +110,7 @@ def _heard(stage: Stage) -> tuple[Counter[str], Counter[str]]:
 
     histories, answers = stage.read(look)
     requests = (one for messages in histories for one in messages if isinstance(one, ModelRequest))
-    news = (one for request in requests for one in heard_in(request) if isinstance(one, News))
+    news = (one for request in requests for one in heard_in(request) if isinstance(one, Say))
     heard = Counter(one.session_id for one in news if one.session_id is not None)
     said = Counter(session for answer in answers for session, _ in TOLD.findall(answer))
     return heard, said
