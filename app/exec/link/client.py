@@ -1,4 +1,4 @@
-"""A client of the supervisor: one connection with many requests at a time, and events for exits."""
+"""The supervisor's client: one connection, any number of concurrent requests, exits as they come."""
 
 from __future__ import annotations
 
@@ -15,29 +15,23 @@ from shellback.exec.link.reaching import Connection, Lost, Reaching
 from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
 
 _REPLACED_S: Final = 2.0
-"""How long a start waits until a stopping supervisor has ended; one with live commands stays."""
+"""How long a start waits for the end of a supervisor that is to be replaced; with commands, it stays."""
 
 
 class SupervisorClient(Reaching):
-    """The client of a state directory's supervisor, which it starts if there is none.
+    """The `SupervisorPort` of one state directory; starts a supervisor if there is none.
 
-    `on_exit(record)` is called on the event loop for every unacknowledged exit, and again after each reconnection.
-    `on_reconnect()` is called when the supervisor or the connection was replaced. A call survives the supervisor's
-    death and never acts twice. Without `spawn` it starts no supervisor, and waits `wait_s` seconds for one.
+    `on_exit(record)` is called on the event loop for each exit that is not acknowledged, and again after each
+    reconnection. `on_reconnect()` is called when the supervisor or its connection was replaced. A call survives the
+    supervisor's death, and never acts twice. Without `spawn` it starts no supervisor, but waits `wait_s` s for one.
     """
 
     async def info(self) -> Message:
-        """The current state of the supervisor, with the keys of `connect`."""
+        """The supervisor's facts about itself, with the keys of `connect`."""
         return await self._act({"op": "info"})
 
     async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
-        """Start a command, at most once for each session id. `home` must be its own.
-
-        After a cancellation the command is started or not; the same call later tells which.
-
-        Raises:
-            SupervisorUnreachable: It is unknown whether the command was started; `status` tells later.
-        """
+        """See `SupervisorPort.start`; after SupervisorUnreachable or a cancel, `status` tells whether it started."""
         assert home is None or home == self._home
         message = {"op": "start", **request.to_wire()}
         until = time.monotonic() + reaching.NO_ANSWER_S
@@ -53,30 +47,24 @@ class SupervisorClient(Reaching):
                     return {"ok": True, "outcome": "already", "status": status}
                 continue
             leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
-            # It has started nothing; a new supervisor can start as soon as nothing runs.
+            # It has started nothing, and ends as soon as no command runs.
             if not (leaving and await connection.gone_within(_REPLACED_S)):
                 return answer
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
-        """The state of a session: `unknown`, `abandoned`, `running` (pid, started_at, ...) or an end with `record`."""
         return await self._act({"op": "status", "session_id": session_id})
 
     async def list(self) -> list[Message]:
-        """Running sessions, each as in `status`."""
         return cast("list[Message]", (await self._act({"op": "list"}))["sessions"])
 
     async def unacknowledged(self) -> list[ExitRecord]:
-        """Unacknowledged exit records."""
         return answers.named((await self._act({"op": "list"}))["ended"])
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
-        """End all processes: SIGTERM, `grace_s` seconds, SIGKILL, until two looks find none.
+        """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until two scans find no process.
 
-        It also ends survivors of an ended session. After a cancellation the kill continues.
-
-        Raises:
-            SessionNotFound: No such session.
+        The survivors of an ended session are ended too. Cancelling does not stop the kill.
         """
         message: Message = {"op": "kill", "session_id": session_id, "grace_s": grace_s, "ended_by": ended_by}
         return tuple((await self._act(message, longer_s=grace_s))["survivors"])
@@ -91,7 +79,7 @@ class SupervisorClient(Reaching):
         beyond: int | None = None,
         timeout_s: float = 0.0,
     ) -> Message:
-        """See `SupervisorPort.write`; waits a second at most for a full input."""
+        """See `SupervisorPort.write`; waits at most a second for a full input."""
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         if beyond is not None:
@@ -113,7 +101,6 @@ class SupervisorClient(Reaching):
         return _outcome(answers.checked(answer, message))
 
     async def written(self, session_id: str, key: str) -> Message | None:
-        """See `SupervisorPort.written`."""
         message: Message = {"op": "write", "session_id": session_id, "data": "", "key": key, "again": True}
         answer = await self._ask(message)
         if not answer["ok"] and answer["error"] == "not_known":
@@ -121,7 +108,7 @@ class SupervisorClient(Reaching):
         return _outcome(answers.checked(answer, message))
 
     async def _same(self, connection: Connection) -> Connection | None:
-        """A new connection to the same process, which remembers keys; None if it was replaced."""
+        """A new connection to the same process, which remembers its write keys."""
         try:
             again = await self._connected()
         except SupervisorUnreachable:
@@ -129,16 +116,10 @@ class SupervisorClient(Reaching):
         return again if again.info["instance"] == connection.info["instance"] else None
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        """See `SupervisorPort.resize`; PtyError where the session has no terminal."""
         await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})
 
     async def signal(self, session_id: str, number: int) -> None:
-        """Send a signal to every process of the session.
-
-        Raises:
-            TaskCompleted: The session has ended; nothing was signalled.
-            SupervisorUnreachable: It does not answer; the signal may have been sent.
-        """
+        """See `SupervisorPort.signal`; after SupervisorUnreachable it may have been sent."""
         message: Message = {"op": "signal", "session_id": session_id, "number": number}
         connection = await self._connected()
         try:
@@ -155,7 +136,7 @@ class SupervisorClient(Reaching):
         rest_s: float = 0.0,
         timeout_s: float = 30.0,
     ) -> Grown:
-        """See `SupervisorPort.grown`; continues with a new supervisor. LimitReached: too many calls wait already."""
+        """See `SupervisorPort.grown`; survives a new supervisor. Raises LimitReached if too many requests wait."""
         until = time.monotonic() + timeout_s
         while True:
             left = max(0.0, until - time.monotonic())
@@ -169,26 +150,22 @@ class SupervisorClient(Reaching):
                 return Grown(size=answer["size"], err_size=answer["err_size"], ended=answer["ended"])
 
     async def look(self, session_id: str) -> Look | None:
-        """See `SupervisorPort.look`."""
         message: Message = {"op": "look", "session_id": session_id}
         answer = await self._ask(message)
         return answers.looked(answer) if answer["ok"] else None
 
     async def expire(self, lifetime: str, owner: str) -> list[str]:
-        """See `SupervisorPort.expire`."""
         answer = await self._act({"op": "expire", "lifetime": lifetime, "owner": owner})
         return [str(name) for name in answer["sessions"]]
 
     async def ack(self, session_id: str) -> bool:
-        """Acknowledge an exit, so that it is not reported again; False if there was none to acknowledge."""
         return bool((await self._act({"op": "ack", "session_id": session_id}))["acknowledged"])
 
     async def abandon(self, session_id: str) -> Message:
-        """Prevent this session from starting; returns its status, `abandoned` on success."""
         return cast("Message", (await self._act({"op": "abandon", "session_id": session_id}))["status"])
 
     async def stop(self) -> int:
-        """Tell supervisor and keeper to end when no session is left; returns the number of live sessions."""
+        """Let supervisor and keeper end as soon as no session is left; returns the number of sessions."""
         return int((await self._act({"op": "stop"}))["live"])
 
 

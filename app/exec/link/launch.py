@@ -1,4 +1,4 @@
-"""Starts keeper and supervisor; concurrent calls start one pair. All functions block."""
+"""Starts keeper and supervisor from a worker, once even if several try at the same time. Blocks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _CODE: Final = (
 
 
 def folder(home: Path) -> int:
-    """A descriptor of the supervisor's folder, created 0700 if it is missing.
+    """A descriptor of the supervisor's directory, made 0700 if missing.
 
-    Raises:
-        SupervisorUnreachable: The state directory cannot be used, or other users can write it.
+    Raises SupervisorUnreachable if the state directory cannot be used, or is open to other users.
     """
     path = home / layout.SUPERVISOR
     try:
@@ -57,7 +56,7 @@ def _trusted(path: Path, found: os.stat_result, others: int) -> None:
 
 
 def connect(folder_fd: int) -> socket.socket:
-    """Connect to the supervisor; the path may be of any length. OSError: no process listens."""
+    """Connect to the supervisor, whatever the length of the path; OSError if no process listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(5.0)
@@ -72,25 +71,24 @@ def connect(folder_fd: int) -> socket.socket:
 def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> None:
     """Start a keeper unless there is one; returns when its supervisor listens, or may listen soon.
 
-    Raises:
-        SupervisorUnreachable: They do not start.
+    Raises SupervisorUnreachable if they do not start.
     """
     with linux.opened(_START_LOCK, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _answers(folder_fd):
             return
         if kept(folder_fd):
-            # Its supervisor is being replaced, or both are ending.
+            # The supervisor is being replaced, or both are about to end.
             time.sleep(0.01)
             return
         _spawn(home, crash_dir, idle_s)
 
 
 def kept(folder_fd: int) -> bool:
-    """Whether a keeper holds its lock; a keeper in a container locks the same file."""
+    """Whether a keeper holds its lock; one in a container holds it on the same file."""
     try:
         with linux.opened(layout.KEEPER_LOCK, os.O_RDONLY, dir_fd=folder_fd) as fd:
-            # Shared, so that two callers do not take each other for a keeper.
+            # Shared, so that two testers do not take each other for a keeper.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -108,18 +106,14 @@ def _answers(folder_fd: int) -> bool:
 
 
 def become_service(home: Path, crash_dir: str | None) -> NoReturn:
-    """Replace this process by the keeper of `home`, which runs until it is stopped.
-
-    Raises:
-        SupervisorUnreachable: The state directory cannot be used.
-    """
+    """Replace this process by the keeper of `home`, which runs until it is told to end. Raises what `folder` does."""
     os.close(folder(home))
     argv = service_argv(home, crash_dir)
     os.execve(argv[0], argv, {})  # noqa: S606 - no shell is wanted
 
 
 def service_argv(home: Path, crash_dir: str | None = None, root: str = _ROOT) -> list[str]:
-    """The argv that `become_service` executes; `root` is the directory that contains `app`."""
+    """The argv that `become_service` executes; `root` is the directory of the package."""
     return [*_argv(home, crash_dir, 0.0, root), "--service"]
 
 

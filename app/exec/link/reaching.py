@@ -1,4 +1,4 @@
-"""Connects to the supervisor, starts it if there is none, and reconnects when it is replaced."""
+"""Reaches the supervisor: finds it, starts it if there is none, and finds its successor."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ CONNECT_S: Final = 15.0
 NO_ANSWER_S: Final = 30.0
 _LOOK_S: Final = 0.5
 _AWAY_S: Final = 2.0
-"""The delay before the log says that a supervisor is missing, and before a reconnection after a garbled answer."""
+"""How long a replacement may take before a warning is logged; pause after an answer that is not understood."""
 _HELLO_S: Final = 5.0
 
 
 class Lost(Exception):
-    """The connection was lost before the answer came."""
+    """Raised when the connection ends before the answer."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection: requests with numbers, and events."""
+    """One connection of a client: numbered requests, and events."""
 
     def __init__(self, on_event: Callable[[Message], None], on_lost: Callable[[Connection], None]) -> None:
         self._decoder = Decoder(MAX_ANSWER)
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._gone = asyncio.Event()
         self.info: Message = {}
         self.garbled = ""
-        """The message that we did not understand, for which the connection was closed."""
+        """The message that we do not understand; the connection is then closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -100,19 +100,17 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def gone_within(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the connection to end; whether it has."""
+        """Wait for the end of the connection; whether it has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
         return self._gone.is_set()
 
     async def ask(self, message: Message, limit_s: float, *, withdraws: bool = False) -> Message:
-        """The answer to a request. With `withdraws` a cancellation also withdraws the request in the supervisor.
+        """The answer to a request; with `withdraws`, cancelling withdraws the request.
 
-        Raises:
-            Lost: The connection was lost first.
-            TimeoutError: No answer came in `limit_s` seconds.
-            ProtocolError: The request is too long; it was not sent.
+        Raises Lost if the connection ends first, TimeoutError after `limit_s` seconds, and ProtocolError if the request
+        is too long; then it was not sent.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -125,7 +123,7 @@ class Connection(asyncio.Protocol):
         future: asyncio.Future[Message] = loop.create_future()
         self._waiting[number] = future
         transport.write(frame)
-        # `asyncio.timeout` would cost a third of the whole request.
+        # Not `asyncio.timeout`: it would take a third of the time of a request.
         timer = loop.call_later(limit_s, _late, future)
         try:
             return await future
@@ -146,7 +144,7 @@ def _late(future: asyncio.Future[Message]) -> None:
 class Reaching:
     """Sends requests to the supervisor of a state directory, and finds it again when it is replaced."""
 
-    _enough: tuple[type[Exception], ...] = ()  # after these errors only a request reconnects
+    _enough: tuple[type[Exception], ...] = ()  # after these, no reconnection before a request
 
     def __init__(
         self,
@@ -176,12 +174,10 @@ class Reaching:
         self._closed = False
 
     async def connect(self) -> Message:
-        """Connect, starting the supervisor if necessary; returns its state.
+        """Connect, starting the supervisor if needed; its facts about itself.
 
-        Keys: version, pid, boot_id, instance, keeper (alive), keeper_pid, live, unacknowledged.
-
-        Raises:
-            SupervisorUnreachable: It does not answer and cannot be started.
+        Keys: version, pid, boot_id, instance, keeper (alive), keeper_pid, live, unacknowledged. Raises
+        SupervisorUnreachable if it neither answers nor can be started.
         """
         return (await self._connected()).info
 
@@ -200,7 +196,7 @@ class Reaching:
 
     async def _open(self) -> Connection:
         if self._folder >= 0 and not os.fstat(self._folder).st_nlink:
-            # The state directory was removed; its path may now be another directory.
+            # The state directory was removed; a new one may have its name.
             os.close(self._folder)
             self._folder = -1
         if self._folder < 0:
@@ -235,7 +231,7 @@ class Reaching:
         if waited > _AWAY_S and not self._missed:
             self._missed = True
             log.warning("%s: waiting for it; %s", why, todo)
-        # There is no event for the creation of the socket.
+        # There is no notification for a socket that does not exist yet.
         await asyncio.sleep(min(_LOOK_S, 0.01 + waited / 4))
 
     async def _greet(self) -> Connection:
@@ -301,7 +297,7 @@ class Reaching:
                 return
 
     async def close(self) -> None:
-        """Close the connection; commands and supervisor continue. A repeat changes nothing."""
+        """Disconnect; commands and supervisor go on. Repeating it changes nothing."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
@@ -318,7 +314,7 @@ class Reaching:
     async def _once(
         self, connection: Connection, message: Message, limit_s: float, *, withdraws: bool = False
     ) -> Message | None:
-        """The answer to a request; None if the connection was lost first."""
+        """The answer to a request; None if the connection ended first."""
         try:
             return await connection.ask(message, limit_s, withdraws=withdraws)
         except Lost:
@@ -329,7 +325,7 @@ class Reaching:
             raise SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})") from None
 
     async def _ask(self, message: Message, *, longer_s: float = 0.0) -> Message:
-        """Ask until there is an answer; only for requests that may be repeated."""
+        """Repeat a request until it is answered; only for requests that may be repeated."""
         limit_s = NO_ANSWER_S + longer_s
         until = time.monotonic() + limit_s
         try:

@@ -1,4 +1,4 @@
-"""Translates between the engine's types and the supervisor's messages."""
+"""Translates between the engine and a supervisor: plans to requests, messages to sessions and ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The supervisor's knowledge of a session: its process, its end, or that it was abandoned."""
+    """What the supervisor knows about a session: its process, its end, or that it was abandoned."""
 
     session_id: SessionId
     pid: int | None = None
@@ -39,12 +39,12 @@ class Seen:
 
 
 class Supervised:
-    """One supervisor for the engine; calls without translation go to its `port`."""
+    """One supervisor; requests that need no translation go to its `port`."""
 
     def __init__(self, port: SupervisorPort) -> None:
         self.port = port
         self.boot_id = ""
-        """This boot of the machine; known once connected."""
+        """The boot of the machine, known once connected."""
 
     async def connect(
         self,
@@ -52,19 +52,19 @@ class Supervised:
         on_reconnect: Callable[[], None],
         on_losses: Callable[[SessionId, Sequence[Loss]], None] = lambda _session_id, _losses: None,
     ) -> None:
-        """Connect, and be called for every end and loss, also earlier ones, and when the supervisor was replaced."""
+        """Connect; from now on the callbacks get all ends and losses, earlier ones too, and each reconnection."""
         self.port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
         self.port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
         self.port.on_reconnect = on_reconnect
         self.boot_id = (await self.port.connect())["boot_id"]
 
     async def start(self, session: Session, spec: CommandSpec, plan: Plan) -> Seen:
-        """Start the session's process; if it was started or abandoned before, return that.
+        """Start the session's process, or find out that it was started or abandoned before.
 
         Raises:
-            SpawnFailed: The supervisor could not take it; nothing was started.
+            SpawnFailed: The supervisor refused; nothing was started.
             LimitReached: Descriptors or disk are used up; nothing was started.
-            SupervisorUnreachable: It is unknown whether it was started.
+            SupervisorUnreachable: It is unknown whether it started.
         """
         request = StartRequest(
             session_id=session.id,
@@ -103,12 +103,12 @@ class Supervised:
         return seen
 
     async def status(self, session_id: SessionId) -> Seen | None:
-        """Its knowledge of a session; None if it has none."""
+        """What it knows about a session, or None."""
         return _seen(session_id, await self.port.status(session_id))
 
     async def list(self) -> list[Seen]:
-        """Its knowledge of all sessions whose end is not acknowledged."""
-        # In this order, a process that ends between the two calls is in both lists, not in neither.
+        """All sessions whose end is not acknowledged."""
+        # In this order, a session that ends between the two requests is in both answers, not in none.
         running = [_running(SessionId(status["session_id"]), status) for status in await self.port.list()]
         ended = [
             Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
@@ -117,11 +117,11 @@ class Supervised:
         return running + ended
 
     async def abandon(self, session_id: SessionId) -> bool:
-        """Prevent the session from starting; False if it was started."""
+        """Make the session impossible to start; False if it was started."""
         return (await self.port.abandon(session_id))["state"] == "abandoned"
 
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
-        """End all processes of a session; returns the pids that survived. An unknown session has none."""
+        """End the whole tree; the pids that could not be ended. An unknown session has no tree."""
         try:
             return await self.port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)
         except (SessionNotFound, TaskCompleted):
@@ -129,7 +129,7 @@ class Supervised:
 
 
 def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
-    """The end in an exit record; an unreadable record is lost (record_unreadable)."""
+    """The end in an exit record; for an unreadable record, `lost` with RECORD_UNREADABLE."""
     whole = exit_record(record)
     if whole is None:
         log.error("an exit record of another version or none at all: %.500r", record)

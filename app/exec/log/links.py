@@ -1,7 +1,7 @@
-"""Links in the workspace, `.tmp/exec/<session_id>.log`, to the logs.
+"""Symlinks `<workspace>/.tmp/exec/<session_id>.log` to the logs, for people.
 
-Commands can write the workspace, so every step goes through the descriptor of the directory before it, and follows no
-link that a command may have made.
+Commands can write the workspace, so no symlink in it is followed: each directory is opened through its parent's
+descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINK_S: Final = 0.02
 
 
 class LogLinks:
-    """The links of one workspace; thread-safe. A failure is only logged, because the log itself is elsewhere."""
+    """Links to the logs of one workspace; failures are logged only. Any thread may call it."""
 
     def __init__(self, workspace: Path, sessions: Path) -> None:
         self._workspace = workspace
@@ -38,7 +38,7 @@ class LogLinks:
         self._identity: tuple[int, int] | None = None
 
     def forgotten(self, session_id: str) -> bool:
-        """Whether a session has no files; if the store does not know it either, it was pruned."""
+        """Whether a session has no files; if it has no row either, it was pruned."""
         return not (self.sessions / session_id).is_dir()
 
     def path(self, session_id: str) -> str:
@@ -59,7 +59,7 @@ class LogLinks:
             log.warning("no link to the log of session %s in the workspace: %s", session_id, error)
 
     def remove(self, session_id: str) -> None:
-        """Remove the links of a session, if they are there."""
+        """Remove the links of a session, if they exist."""
         with contextlib.suppress(OSError), self._lock:
             fd = self._directory()
             for name in (f"{session_id}.log", f"{session_id}.err"):
@@ -75,7 +75,7 @@ class LogLinks:
 
     def _directory(self) -> int:
         if self._fd is not None and _identity(f"{self._workspace}/{TMP}/{EXEC}") != self._identity:
-            # A command moved or removed the directory under our descriptor.
+            # A command moved or removed the directory.
             self.close()
         if self._fd is None:
             with closing(os.open(self._workspace, _DIRECTORY)) as root, closing(_opened(root, TMP)) as tmp:
@@ -86,7 +86,7 @@ class LogLinks:
 
 
 class SoonLinked:
-    """Makes links a moment later, in batches: a link costs 0.4 ms, too much for a short call."""
+    """Makes links a moment later, in batches: one link takes 0.4 ms, longer than the rest of a short call."""
 
     def __init__(self, links: LogLinks, do_later: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
         self._links = links
@@ -94,13 +94,12 @@ class SoonLinked:
         self._batch: list[Session] = []
 
     def add(self, session: Session) -> None:
-        """Make the links of a session soon."""
         self._batch.append(session)
         if len(self._batch) == 1:
             asyncio.get_running_loop().call_later(LINK_S, self._link)
 
     def close(self) -> None:
-        """Make the remaining links now, and close the directory."""
+        """Make the waiting links now, and close the directory."""
         self._add(self._taken())
         self._links.close()
 

@@ -1,7 +1,7 @@
-"""Deletes old logs, and empties the oldest when all logs together are too large; never logs that are still needed.
+"""Prunes logs by age, and the oldest ones by size; never one that may still be needed.
 
-An old log is deleted with the session's directory. An emptied log is recorded as one dropped range, so that readers
-say how much output there was.
+By age, the session's whole directory is removed. By size, the log is emptied: all of it becomes one hole, so readers
+say how much there was.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shellback.exec.wire.gaps import Hole
 log = logging.getLogger(__name__)
 
 STILL_S: Final = 60.0
-"""A log that was written, or whose session ended, within this time is not emptied: it may be read soon."""
+"""A log written, or a session ended, within this time is not emptied: it is probably about to be read."""
 _STREAMS: Final = ((layout.LOG, layout.HOLES), (layout.ERR, layout.ERR_HOLES))
 
 
 class Kept(NamedTuple):
-    """A session's directory: the time of its recorded end, or else of its start; and allocated bytes."""
+    """A session's directory: the time of its exit record, or of its start; allocated bytes."""
 
     session_id: SessionId
     at: float
@@ -57,13 +57,12 @@ async def cleanup_exec_logs(
 ) -> list[str]:
     """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond the bounds.
 
-    First logs of conversations that have more than `conversation_bytes`, then of all beyond `total_bytes`. There a
-    conversation counts for at most `conversation_bytes`, so that one conversation does not displace the logs of others.
+    First logs of conversations with more than `conversation_bytes`, then all beyond `total_bytes`; for the total, a
+    conversation counts with `conversation_bytes` at most, so that its output does not displace logs of another.
 
-    Returns the ids of both. The cost grows with the existing directories only. Logs stay if the session may still run,
-    if a call waits for its end, or if its end is not delivered (`undelivered`). Sessions stay in the store. 0 means no
-    bound; allocated blocks count. Files that cannot be read or removed are logged and left. A cancellation leaves each
-    log either done or untouched.
+    Returns the session ids. The log stays if its session may still run, or if its end is awaited or not yet delivered
+    (`undelivered`). Sessions stay in the store. 0 is no bound; allocated blocks are counted. Failures are logged. The
+    cost depends on the existing directories only. After a cancel, some logs are done and the others untouched.
     """
     at = time.time() if now is None else now
     before = at - max_age_hours * 3600
@@ -88,7 +87,7 @@ async def cleanup_exec_logs(
 
 @dataclass(slots=True)
 class _Room:
-    """Bytes on disk, by conversation; 0 means no bound."""
+    """Bytes on disk by conversation, and the bounds; 0 is none."""
 
     whose: Mapping[str, str]
     used: Counter[str]
@@ -96,16 +95,15 @@ class _Room:
     most: int
 
     def of_its_own(self, one: Kept) -> int:
-        """The excess of the session's conversation over its bound."""
+        """The bytes of a session's conversation beyond its bound."""
         return self.used[self.whose[one.session_id]] - self.each if self.each else 0
 
-    def of_all(self, one: Kept) -> int:  # noqa: ARG002 - whoever is the oldest
-        """The excess of all conversations, each counted up to its own bound."""
+    def of_all(self, one: Kept) -> int:  # noqa: ARG002 - the oldest goes, whichever it is
+        """The bytes of all conversations, each up to its own bound, beyond the total bound."""
         return sum(min(used, self.each or used) for used in self.used.values()) - self.most if self.most else 0
 
     def given_back(self, one: Kept) -> None:
-        """Record that a log was emptied."""
-        # The earlier value: some file systems update block counts later.
+        """Subtract an emptied log: the size measured before, since some file systems update block counts late."""
         self.used[self.whose[one.session_id]] -= one.log_bytes
 
 
@@ -143,7 +141,7 @@ async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Col
 
 
 def kept_logs(sessions: Path) -> list[Kept]:
-    """Every session's directory, oldest first; unreadable ones are logged and skipped."""
+    """All sessions' directories, oldest first; unreadable ones are logged and left out."""
     found: list[Kept] = []
     places = Placements(sessions.parent)
     with contextlib.suppress(FileNotFoundError), os.scandir(sessions) as directories:
@@ -174,9 +172,10 @@ def _kept(directory: os.DirEntry[str]) -> Kept:
 
 
 def remove_session(links: LogLinks, session_id: str) -> bool:
-    """Remove the files of an ended session; whether none is left. Failures are logged.
+    """Remove the files of an ended session; whether all are gone.
 
-    The directory stays while its exit record is unacknowledged, so that no end is reported for a forgotten session.
+    The directory stays while its exit record is not acknowledged: without it the supervisor would tell the end of a
+    forgotten session. Failures are logged.
     """
     directory = links.sessions / session_id
     try:
@@ -195,7 +194,7 @@ def remove_session(links: LogLinks, session_id: str) -> bool:
 
 
 def empty_logs(directory: Path, before: float) -> bool:
-    """Free the blocks of logs that were not written since `before`; whether a log of the session has none now."""
+    """Free the blocks of logs not written since `before`; whether a log of the session is empty now."""
     emptied = False
     for name, table in _STREAMS:
         try:
@@ -218,7 +217,7 @@ def empty_logs(directory: Path, before: float) -> bool:
 
 
 def _note_dropped(fd: int, table: Path) -> None:
-    """Record the whole log as dropped in its table, before the bytes are removed."""
+    """Record the whole log as one hole, before its bytes are dropped."""
     size, holes = extent(fd, str(table))
     newlines = newlines_in(fd, 0, size, holes)
     whole = Hole(0, size, newlines, 0, any(hole.uncounted for hole in holes))
@@ -228,7 +227,7 @@ def _note_dropped(fd: int, table: Path) -> None:
         draft.write_text(json.dumps([gaps.row_of(whole)]))
         draft.replace(table)
     except OSError:
-        # Needed when the disk is full.
+        # On a full disk: emptying is what makes room.
         draft.unlink(missing_ok=True)
         gaps.write_last(str(table), whole)
     else:

@@ -92,7 +92,7 @@ class OutputLog:
         return os.path.exists(self._path)
 
     def size(self) -> int:
-        """Bytes written so far, dropped ones included."""
+        """Bytes printed so far, including dropped ones."""
         with closing(self._open()) as fd:
             return self._extent(fd)[0]
 
@@ -124,7 +124,7 @@ class OutputLog:
         return await self._read(lambda fd, size: self._lines(fd, size, offset, limit))
 
     async def bytes(self, offset: int, limit: int) -> Slice:
-        """The bytes from `offset`, at most `limit`; the end is moved back to the end of a character.
+        """At most `limit` bytes from `offset`, ending with a whole character.
 
         Raises:
             InvalidCommand: The offset is beyond the end of the log.
@@ -305,7 +305,7 @@ WHOLE: Final[Range] = (0, None)
 async def both_ends(
     out: OutputLog, err: OutputLog, most: int, out_range: Range = WHOLE, err_range: Range = WHOLE
 ) -> tuple[Slice, Slice]:
-    """Ranges of two streams that share `most` bytes: each is sure of half, and has what the other leaves."""
+    """Ranges of two streams that share `most` bytes: each gets half, and what the other does not use."""
     room = most - most // 2
     of_out, of_err = (
         (log.size() if end is None else end) - start for log, (start, end) in ((out, out_range), (err, err_range))
@@ -332,8 +332,8 @@ _CHUNK: Final = 1024 * 1024
 
 
 def holes_in(path: str) -> list[Hole]:
-    """What was dropped of a log, in order, by the table beside it; empty where nothing was."""
-    # Before the table: one that is gone by now is in there.
+    """The holes of a log, in order, from the table beside it."""
+    # First: once the symlink of the last hole is removed, the table has the hole.
     last = gaps.read_last(path)
     try:
         rows = cast("list[dict[str, Any]]", json.loads(Path(path).read_bytes()))
@@ -381,7 +381,7 @@ def exactly(fd: int, start: int, end: int) -> bytes:
 
 
 def pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, int, int]]:
-    """Cut a range into `kept` and `hole` pieces: (kind, start, end, newlines that were dropped)."""
+    """Split a range into `kept` and `hole` pieces: (kind, start, end, dropped newlines)."""
     position = start
     for hole in holes:
         if hole.end <= position or hole.start >= end:

@@ -1,8 +1,8 @@
-"""Tells which supervisor has a session, the host's or a container's, by a symlink that is made before the start.
+"""Which home a session is placed in, the host's or a container's, by a symlink made before the start.
 
-`<state>/sessions/<id>` is a directory of the host's supervisor, or a symlink to `../containers/<name>/sessions/<id>`,
-so readers use one path for both. A session is placed once. Its directory in the container's home is made before the
-symlink, so a dangling symlink means that the records were removed.
+`<state>/sessions/<id>` is a directory of the host's supervisor, or a symlink to `../containers/<name>/sessions/<id>`;
+a session's files have the same path either way. A session is placed once. Its directory in the container's home is
+made before the symlink, so a dangling symlink means that the records were removed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.fields import SESSION_ID
 
 CONTAINERS: Final = "containers"
-"""The folder below the state directory."""
 _UP: Final = f"../{CONTAINERS}"
 
 
 class Placements:
-    """The sessions of one state directory. All methods block for a few system calls."""
+    """The placements of one state directory. All methods block for a few system calls."""
 
     def __init__(self, state: Path) -> None:
         self._sessions = state / layout.SESSIONS
         self._containers = state / CONTAINERS
 
     def home_of(self, session_id: str) -> Path | None:
-        """The home of a session, which may be removed; None if it is the host's, or not placed yet."""
+        """The container's home of a session, which may be gone; None for the host, and if it is not placed yet."""
         try:
             up, _, rest = os.readlink(self._sessions / session_id).rpartition(f"{_UP}/")
         except OSError:
@@ -40,11 +39,9 @@ class Placements:
         return self._containers / name if ours else None
 
     def place(self, session_id: str, home: Path) -> Path | None:
-        """Place a session in a home, unless it was placed before; returns its home, None for the host's.
+        """Place a session in a home unless it is placed already; its home, None for the host.
 
-        Raises:
-            ValueError: The home is not in this state directory.
-            OSError: The home is removed, or has no room.
+        Raises ValueError if the home is not in this state directory, OSError if it is gone or has no room.
         """
         if home.parent != self._containers or not _plain(home.name) or not SESSION_ID.match(session_id):
             raise ValueError(f"{home} is not in {self._containers}, or {session_id!r} is no session's id")
@@ -61,7 +58,7 @@ class Placements:
         return self.home_of(session_id)
 
     def homes(self) -> list[Path]:
-        """The existing homes of containers, sorted by name."""
+        """The existing homes of containers, by name."""
         try:
             with os.scandir(self._containers) as found:
                 return sorted(
@@ -73,9 +70,9 @@ class Placements:
             return []
 
     def owes(self, home: Path) -> bool:
-        """Whether a session of the home was started and its end is not acknowledged.
+        """Whether the home has a started session whose end is not acknowledged.
 
-        A symlink that was lost in a power failure is made again.
+        Restores symlinks that were lost in a power failure.
         """
         found = False
         for name in _owed(home / layout.SESSIONS):
@@ -85,7 +82,7 @@ class Placements:
         return found
 
     def host_owes(self) -> bool:
-        """Like `owes`, for the host's supervisor."""
+        """The same for the host's supervisor."""
         return any(True for _ in _owed(self._sessions))
 
     def at_host(self, session_id: str) -> bool:

@@ -24,9 +24,9 @@ _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\
 
 
 def harmless(text: str) -> str:
-    """Remove control sequences and characters but newline and tab; a carriage return becomes a line end.
+    """Remove control sequences and control characters except newline and tab, and mask tokens.
 
-    Tokens in URLs are shown as `***`.
+    A carriage return becomes a line end.
     """
     if _CONTROLS.search(text) is not None:
         text = _SEQUENCES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")

@@ -1,4 +1,4 @@
-"""Attaches a person's terminal to a session: its screen, its output, typed input, and the filter for output."""
+"""Attaches a person's terminal to a running session: its screen, its output, and the person's input."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AWAY_S: Final = 30.0
-"""How long we wait for a supervisor that is being replaced."""
+"""How long to wait for a supervisor that is being replaced."""
 _AGAIN_S: Final = 0.5
 _ASK_S: Final = 30.0
 
 
 class Attachment:
-    """One session through its supervisor, without an engine: it records, acknowledges and starts nothing.
+    """One session through its supervisor, without an engine: records, acknowledges and starts nothing.
 
-    Typed input is sent once. `Screens` uses `host_id`, `supervised`, `output` and `streams` as those of an engine.
+    Input is sent once. `host_id`, `supervised`, `output` and `streams` are the parts of an engine that `Screens` uses.
     """
 
     def __init__(self, port: SupervisorPort, session: Session, home: Path) -> None:
@@ -49,7 +49,7 @@ class Attachment:
         return OutputLog(self._sessions / session.id, session.id, err=err)
 
     def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
-        """Its log, and the log of standard error if that is separate."""
+        """Its log, and that of standard error if it is separate."""
         return self.output(session), self.output(session, err=True) if session.separate_stderr else None
 
     async def screen(self) -> Screen:
@@ -57,7 +57,7 @@ class Attachment:
         return await self._screens.of(self.session)
 
     async def size(self) -> WindowSize | None:
-        """The size of its terminal; None if it is unknown."""
+        """The size of its terminal, or None if unknown."""
         look = await self.supervised.port.look(self.session.id)
         found = None if look is None else look.terminal
         return None if found is None else WindowSize(found.rows, found.cols)
@@ -65,8 +65,7 @@ class Attachment:
     async def grown(self, beyond: int, err_beyond: int | None) -> Grown:
         """Wait until there is more output, or the session has ended.
 
-        Raises:
-            SupervisorUnreachable: It was away for 30 s.
+        Raises SupervisorUnreachable if there is no supervisor for 30 s.
         """
         try:
             return await _once_there(
@@ -80,12 +79,11 @@ class Attachment:
     async def write(self, data: bytes) -> None:
         """Type `data`, waiting while the program does not read; a cancellation may leave a part typed.
 
-        Raises:
-            TaskCompleted: The session has ended, or closed its input.
-            InputUnknown: The supervisor was lost; it is unknown how much arrived.
+        Raises TaskCompleted if the session has ended or closed its input, and InputUnknown if the supervisor went away:
+        it is unknown how much arrived.
         """
         while data:
-            # Without a key: the supervisor remembers few keys, and they belong to calls of the agent.
+            # Without a key: the supervisor remembers few keys, and they are for calls of the agent.
             told = await self.supervised.port.write(self.session.id, data)
             if told["closed"]:
                 raise TaskCompleted(self.session.id, "it reads no more input")
@@ -98,14 +96,12 @@ class Attachment:
     async def resize(self, size: WindowSize) -> None:
         """Change the size of its terminal.
 
-        Raises:
-            SessionNotFound, TaskCompleted: The session has ended.
-            SupervisorUnreachable: It was away for 30 s.
+        Raises SessionNotFound or TaskCompleted if the session has ended, SupervisorUnreachable as `grown`.
         """
         await _once_there(lambda: self.supervised.port.resize(self.session.id, size.rows, size.cols))
 
     async def end(self) -> SessionEnd | None:
-        """Its end, if the supervisor still knows it."""
+        """Its end, if the supervisor still has it."""
         try:
             seen = await self.supervised.status(self.session.id)
         except SupervisorUnreachable:
@@ -114,7 +110,7 @@ class Attachment:
 
 
 async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
-    """Ask the supervisor, and repeat while it is being replaced; only for requests that may be repeated."""
+    """Ask the supervisor, again if it is being replaced; only for requests that may be repeated."""
     since = time.monotonic()
     while True:
         try:
@@ -126,15 +122,15 @@ async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
 
 
 _LONGEST: Final = 4096
-"""The most characters of a sequence or title; a longer one is dropped."""
+"""Maximum length of a sequence or title; longer ones are dropped."""
 _DRAWING: Final = frozenset("@ABCDEFGHIKLMPSXZ`abdefmrs")
-"""Final characters of control sequences that move, write, delete or colour."""
+"""The final characters of control sequences that move, write, delete or colour."""
 _MODES: Final = frozenset({"1", "5", "6", "7", "12", "25", "47", "66", "69", "1047", "1048", "1049", "2026"})
 _INPUT_MODES: Final = frozenset({"9", "1000", "1002", "1003", "1005", "1006", "1015", "2004"})
-"""Mouse and bracketed paste, only if the person may type."""
+"""Mouse and bracketed paste: only for a person who may type."""
 _ALTERNATE: Final = frozenset({"1049", "1047", "47"})
 _APART: Final = _ALTERNATE | {"6", "69", "1048", "2026"}
-"""Modes that `modes` does not switch on: they depend on what the program draws next."""
+"""Modes that `modes` does not switch on: they belong to what the program draws next."""
 _USUAL: Final = frozenset({"7", "25"})
 """Modes that are on by default."""
 _ESCAPES: Final = frozenset("78=>DEM")
@@ -155,22 +151,22 @@ _STRICT: Final = re.compile(r"([?]?)([0-9;:]*)([ !]?)\Z")
 RESET: Final = (
     "\x1b[m\x1b(B\x0f\x1b[4l\x1b[?1l\x1b>\x1b[?2026l\x1b[?5l\x1b[?6l\x1b[?7h\x1b[?69l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[0 q"
 )
-"""Resets drawing and key modes of a terminal; the cursor stays in place."""
+"""Resets how a terminal draws and sends; the cursor stays where it is."""
 INPUT_OFF: Final = "".join(f"\x1b[?{mode}l" for mode in sorted(_INPUT_MODES, key=int))
 _PUSH: Final = "\x1b[22;0t"
 _POP: Final = "\x1b[23;0t"
 
 
 class Passing:
-    """Filters a program's output for a person's terminal, piece by piece.
+    """Filters a program's output for the terminal of a person, piece by piece.
 
-    Only sequences on the lists above pass. Queries are removed, because the terminal's answer would be typed into the
-    session, or later into the person's shell; so are clipboard, file, print and resize sequences, and those that change
-    how keys are sent, because the key that detaches must be recognized. A sequence that is cut waits for its rest, so
-    the terminal is never within a sequence between two pieces.
+    Removed are sequences that make a terminal answer (the answer would be typed into the session, or later into the
+    person's shell), write the clipboard, read files, print or resize, or change how keys are sent (the key to detach
+    must stay recognisable). Only the sequences listed above pass. A split sequence waits for its other half, so between
+    two pieces the terminal is never within a sequence.
 
-    `writable`: the person may type, so mouse modes pass. `rows`: the program's rows, if the terminal has more; the same
-    rows scroll then.
+    `writable`: the person may type, so mouse modes pass. `rows`: the program's number of rows, if the terminal has
+    more; scrolling is limited to them.
     """
 
     def __init__(self, *, writable: bool, rows: int | None = None) -> None:
@@ -178,7 +174,7 @@ class Passing:
         self._modes = _MODES | _INPUT_MODES if writable else _MODES
         self._margins = "\x1b[r" if rows is None else f"\x1b[1;{rows}r"
         self._held = ""
-        self._string: str | None = None  # the kind of string that has begun and not ended
+        self._string: str | None = None  # the kind of an unfinished string
         self._text = ""
         self._now = dict[str, bool]()
         self._keypad = False
@@ -186,7 +182,7 @@ class Passing:
         self._reset = RESET.replace("\x1b[r", self._margins)
 
     def feed(self, data: bytes) -> bytes:
-        """The part of `data`, and of held text, that may be shown."""
+        """The output that may be shown, from `data` and the waiting part."""
         text = self._held + self._decoder.decode(data)
         self._held = ""
         out: list[str] = []
@@ -196,27 +192,27 @@ class Passing:
         return "".join(out).encode()
 
     def skip(self, data: bytes) -> None:
-        """Process earlier output without showing it."""
+        """Process earlier output, which is not shown."""
         self.feed(data)
         self._titled = False
 
     def skip_all(self, data: bytes) -> None:
-        """Process old output for its mode switches only, which is much faster."""
+        """Process much earlier output, of which only the modes count; much faster."""
         self.skip(b"".join(found[0] for found in _SWITCHES.finditer(data)))
 
     def enter(self) -> bytes:
-        """The sequences for a clear screen of the kind that the program shows."""
+        """The sequences that give a terminal a clear screen, the alternate one if the program shows that."""
         alternate = "\x1b[?1049h" if self.alternate else ""
         return f"{alternate}{self._reset}\x1b[H\x1b[2J".encode()
 
     def modes(self) -> bytes:
-        """The sequences that switch a reset terminal to the current modes, except for the screen."""
+        """The sequences that switch a terminal to the program's modes, except the screen."""
         changed = {mode: on for mode, on in self._now.items() if on != (mode in _USUAL)}
         text = "".join(f"\x1b[?{mode}{'h' if on else 'l'}" for mode, on in changed.items() if mode not in _APART)
         return f"{text}{chr(27) + '=' if self._keypad else ''}".encode()
 
     def leave(self) -> bytes:
-        """The sequences that restore the terminal; the cursor is below the output, or where it was before."""
+        """The sequences that restore the terminal; the cursor is below the shown text, or where it was before."""
         place = "\x1b[?1049l" if self.alternate else "\x1b[999;1H"
         return f"{RESET}{INPUT_OFF}{place}{_POP if self._titled else ''}".encode()
 
@@ -226,7 +222,7 @@ class Passing:
         return any(self._now.get(mode, False) for mode in _ALTERNATE)
 
     def _drawn(self, text: str, at: int, out: list[str]) -> int:
-        """Process from `at` to the end, or to the start of a string; returns the next position."""
+        """Filter from `at` to the end or the begin of a string; returns where to go on."""
         for found in _TOKEN.finditer(text, at):
             out.append(text[at : found.start()])
             at = found.end()
@@ -302,9 +298,9 @@ def _draws(kind: str, numbers: str) -> bool:
         case "h" | "l":
             return numbers == "4"  # insert mode; the others change keys
         case "J":
-            return "3" not in numbers  # 3 would erase the person's scrollback
+            return "3" not in numbers  # 3 would delete the person's scrollback
         case "T":
-            return ";" not in numbers  # with more numbers it asks for the mouse
+            return ";" not in numbers  # more numbers track the mouse
         case "u":
             return not numbers  # with numbers it changes keys
         case _:

@@ -1,8 +1,8 @@
-"""A terminal emulator: output goes in, the screen comes out as plain text.
+"""A terminal emulator: takes output, and gives what a person would see as plain text.
 
-It uses pyte's grid but not its parser, which shows the content of unknown sequences (device control strings,
-intermediates, colons) and raises for some of them. Unknown sequences do nothing.
-Overrides say how pyte differs from xterm.
+The grid is pyte's. Its parser is not used: it prints the inside of unknown sequences (device control strings,
+intermediates, colons) and raises at some. Here unknown sequences have no effect. Methods of pyte's grid that differ
+from xterm are overridden, with the reason.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyte.screens import Char, Cursor, Screen, StaticDefaultDict, wcwidth
 
 _BLANK: Final = Char(" ")
 _MARKS: Final = 2
-"""The most combining characters of one cell."""
+"""Maximum of combining characters in one cell."""
 _SELECTORS: Final = frozenset(map(chr, range(0xFE00, 0xFE10)))
-"""Variation selectors, which make characters wider in some fonts."""
+"""Variation selectors: they choose a form of a character, and make it wider in some fonts."""
 _TITLE_CHARS: Final = 200
 _LONGEST: Final = 8192
-"""A longer sequence is not a sequence, so that it does not swallow the text after it."""
+"""Maximum length of a sequence: an unfinished one must not swallow the text after it."""
 _TOKEN: Final = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
     r"|\x1b\[(?P<inside>[\x00-\x17\x19\x1c-?\x7f]{0,200})(?P<final>[@-~])"
@@ -39,7 +39,7 @@ _TOKEN: Final = re.compile(
     r"|(?P<control>[\x00-\x1f\x7f-\x9f])"
 )
 _WITHIN: Final = re.compile(r"[\x00-\x1f\x7f]")
-"""Controls within a sequence; they act, and the sequence continues."""
+"""Control characters within a sequence: they have their effect, and the sequence goes on."""
 _PARTS: Final = re.compile(r"([<-?]?)([0-9;]*)([ -/]*)\Z")
 _STOPS: Final = range(8, 1000, 8)
 _UNFINISHED: Final = re.compile(
@@ -51,7 +51,7 @@ _Rows = dict[int, StaticDefaultDict[int, Char]]
 
 
 class Emulator(Screen):
-    """One terminal. Its memory is bounded by its size. It never raises, and answers no queries."""
+    """One terminal, whose memory is bounded by its size. It never raises, and answers no queries."""
 
     def __init__(self, rows: int, cols: int) -> None:
         self.alternate = False
@@ -110,7 +110,7 @@ class Emulator(Screen):
         }
 
     def feed(self, data: bytes) -> None:
-        """Process the next piece of output; characters and sequences may be split between pieces."""
+        """Process the next piece of output; characters and sequences may be split between two."""
         text = self._rest + self._decoder.decode(data)
         unfinished = _UNFINISHED.search(text, max(0, len(text) - _LONGEST))
         self._rest = "" if unfinished is None else unfinished[0]
@@ -118,7 +118,7 @@ class Emulator(Screen):
             self._take(token)
 
     def lines_of_text(self) -> list[str]:
-        """The rows as text, without trailing blanks."""
+        """The text of the rows, without trailing blanks."""
         return [self._row(self.buffer[y]).rstrip() if y in self.buffer else "" for y in range(self.lines)]
 
     def _take(self, token: re.Match[str]) -> None:
@@ -178,7 +178,7 @@ class Emulator(Screen):
             self._flip(restore=number == 1049)
 
     def _flip(self, *, restore: bool) -> None:
-        """Switch between main and alternate screen, which pyte lacks. The alternate screen starts empty."""
+        """Switch between main and alternate screen, which is empty at first; pyte has no alternate screen."""
         if self._behind is None:
             self._behind = (self.buffer, copy.copy(self.cursor))
             self.buffer = _empty()
@@ -192,7 +192,7 @@ class Emulator(Screen):
         self.alternate = self._behind is not None
 
     def fit(self, rows: int, cols: int) -> None:
-        """Change the size like xterm: rows are cut off below, or above if the cursor would be lost."""
+        """Resize as xterm does: cut rows at the bottom, and at the top only if the cursor would be lost."""
         above = max(0, self.cursor.y - rows + 1)
         for shift, buffer in [(above, self.buffer), *([(0, self._behind[0])] if self._behind else [])]:
             kept = {y - shift: row for y, row in buffer.items() if shift <= y < shift + rows}
@@ -213,7 +213,7 @@ class Emulator(Screen):
         self._stops = list(_STOPS)
 
     def _soften(self) -> None:
-        """Reset the modes; text, screen and cursor position stay."""
+        """Reset modes; text, screen and cursor stay."""
         self.mode.difference_update({pyte_modes.IRM, pyte_modes.DECOM})
         self.mode.add(pyte_modes.DECAWM)
         self.margins = None
@@ -222,7 +222,7 @@ class Emulator(Screen):
         self.cursor.hidden = False
 
     def cursor_position(self, line: int | None = None, column: int | None = None) -> None:
-        """Stop at the margins in origin mode; pyte does not move then."""
+        """Stop at the margins in origin mode; pyte does not move."""
         self.cursor.x = min((column or 1) - 1, self.columns - 1)
         self.cursor_to_line(line)
 
@@ -233,7 +233,7 @@ class Emulator(Screen):
         self.cursor.y = min(top + (line or 1) - 1, bottom)
 
     def draw(self, data: str) -> None:
-        """Write text; pyte loses text after a character without width, and is slow."""
+        """Draw text; pyte loses the text after a character without width, and is slow."""
         charset = self.g1_charset if self.charset else self.g0_charset
         if charset is not LAT1_MAP:
             data = data.translate(charset)
@@ -267,7 +267,7 @@ class Emulator(Screen):
         self.cursor.x = min(self.cursor.x + width, self.columns)
 
     def _make_room(self, width: int) -> None:
-        """If the character does not fit, go to the next row, or back if the terminal does not wrap."""
+        """If the character does not fit in the row, wrap, or go back if the terminal does not wrap."""
         if self.cursor.x + width <= self.columns:
             return
         if pyte_modes.DECAWM in self.mode:
@@ -295,7 +295,7 @@ class Emulator(Screen):
             if half:
                 half = False
             elif cell and wcwidth(cell[0]) == 2:
-                # If half of it was overwritten, nothing of it is shown.
+                # If half of it was overwritten, it is not shown.
                 half = cells[column + 1 : column + 2] == [""]
                 shown.append(cell if half else " ")
             else:
@@ -303,12 +303,12 @@ class Emulator(Screen):
         return unicodedata.normalize("NFC", "".join(shown))
 
     def save_cursor(self) -> None:
-        """Save one position, like terminals; pyte keeps an unbounded stack."""
+        """Save one position, as terminals do; pyte keeps an unbounded stack."""
         self.savepoints.clear()
         super().save_cursor()
 
     def restore_cursor(self) -> None:
-        """Restore the saved position, which stays saved; margins do not matter."""
+        """Restore the position, repeatedly, and regardless of margins."""
         kept = [point._replace(cursor=copy.copy(point.cursor)) for point in self.savepoints]
         self.mode.discard(pyte_modes.DECOM)
         super().restore_cursor()
@@ -317,18 +317,18 @@ class Emulator(Screen):
             self.cursor.y = min(kept[0].cursor.y, self.lines - 1)
 
     def cursor_up(self, count: int | None = None) -> None:
-        """Stop at the top margin only from below it; pyte also does from above."""
+        """Stop at the top margin only if below it; pyte also jumps there from above."""
         top = self.margins.top if self.margins is not None and self.cursor.y >= self.margins.top else 0
         self.cursor.y = max(self.cursor.y - (count or 1), top)
 
     def cursor_down(self, count: int | None = None) -> None:
-        """Stop at the bottom margin only from above it."""
+        """Stop at the bottom margin only if above it."""
         inside = self.margins is not None and self.cursor.y <= self.margins.bottom
         bottom = self.margins.bottom if self.margins is not None and inside else self.lines - 1
         self.cursor.y = min(self.cursor.y + (count or 1), bottom)
 
     def delete_lines(self, count: int | None = None) -> None:
-        """Delete rows; pyte does not move rows that were never written."""
+        """Delete rows; pyte leaves old text where a row moves that was never written."""
         for y in range(self.lines):
             self.buffer[y]
         super().delete_lines(count)
@@ -340,7 +340,7 @@ class Emulator(Screen):
         self.cursor.x, self.cursor.y = x, y
 
     def _erase_display(self, how: int) -> None:
-        """Erase rows by removing them; pyte fills every cell."""
+        """Erase rows; pyte fills each erased cell, which takes memory."""
         gone = {0: range(self.cursor.y + 1, self.lines), 1: range(self.cursor.y), 2: range(self.lines)}.get(how, ())
         for y in gone:
             self.buffer.pop(y, None)
@@ -348,12 +348,12 @@ class Emulator(Screen):
             self.erase_in_line(how)
 
     def set_tab_stop(self) -> None:
-        """Set one where the cursor is; pyte's are those of the size that it began with."""
+        """Set a tab stop at the cursor; pyte keeps the stops of the initial size."""
         if (x := min(self.cursor.x, self.columns - 1)) not in self._stops:
             bisect.insort(self._stops, x)
 
     def clear_tab_stop(self, how: int = 0) -> None:
-        """Clear the one where the cursor is, or all."""
+        """Clear the tab stop at the cursor, or all."""
         gone = {0: [min(self.cursor.x, self.columns - 1)], 3: self._stops}.get(how, [])
         self._stops = [stop for stop in self._stops if stop not in gone]
 

@@ -1,4 +1,4 @@
-"""Names of keys, like tmux, and the sequences that xterm sends for them, by its modes."""
+"""Key names as in tmux, and the sequences that xterm sends for them, depending on its modes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shellback.exec.core.errors import InvalidCommand
 
 _PLAIN: Final = {"Enter": b"\r", "Tab": b"\t", "Escape": b"\x1b", "Space": b" ", "BSpace": b"\x7f"}
 _CURSOR: Final = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "End": "F", "Home": "H"}
-"""These send ESC O instead of ESC [ with application cursor keys."""
+"""These keys send ESC O instead of ESC [ with application cursor keys."""
 _FUNCTION: Final = {"F1": "P", "F2": "Q", "F3": "R", "F4": "S"}
 _NUMBERED: Final = {"IC": 2, "DC": 3, "PPage": 5, "NPage": 6} | {
     f"F{key}": number for key, number in enumerate((15, 17, 18, 19, 20, 21, 23, 24), 5)
@@ -30,7 +30,7 @@ _ALSO: Final = {
     "BTab": "S-Tab",
 }
 NAMES: Final = (*_PLAIN, *_CURSOR, *_FUNCTION, *_NUMBERED, *_ALSO)
-"""All named keys. C- (Ctrl), M- (Alt) and S- (Shift) may precede a name or a character."""
+"""All key names; C- (Ctrl), M- (Alt) and S- (Shift) may precede a name or a character."""
 
 _SHOWN: Final = "Enter, Tab, Escape, Space, BSpace, Up, Down, Left, Right, Home, End, PageUp, PageDown, F1, C-c, M-x"
 _MODIFIED: Final = re.compile(r"(?:[CMS]-)+(?=.)|\^(?=.\Z)")
@@ -42,12 +42,10 @@ _PASTED: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
 def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
-    """The bytes that `keys` send: a name is that key; a single character or other text is typed literally.
+    """The bytes that pressing `keys` sends: key names as keys, other text literally.
 
-    `application`: the program uses application cursor keys.
-
-    Raises:
-        InvalidCommand: There are no keys, or one looks like a name but is not; the message has the nearest name.
+    `application`: the program uses application cursor keys. Raises InvalidCommand without keys, or for a key that looks
+    like a name and is none; the message has the nearest name.
     """
     if not any(keys):
         raise InvalidCommand(f"there is nothing to type; give literal, paste, hex or keys: {_SHOWN} ...")
@@ -56,7 +54,7 @@ def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typing:
-    """Input to type: literal text, a paste, hexadecimal bytes and keys, sent in this order."""
+    """Input to type: literal text, a paste, bytes in hexadecimal and keys; sent in this order."""
 
     keys: Sequence[str] | None = None
     literal: str | None = None
@@ -69,11 +67,7 @@ class Typing:
         return bool(self.paste) or any(key in _CURSOR for key in self.keys or [])
 
     def sent(self, modes: frozenset[str] = frozenset()) -> bytes:
-        """The bytes that a terminal in these modes sends.
-
-        Raises:
-            InvalidCommand: There is no input, or a part is not acceptable.
-        """
+        """The bytes that a terminal in these modes sends; raises InvalidCommand for empty or invalid input."""
         parts = [
             _literal(self.literal) if self.literal else b"",
             _paste(self.paste, bracketed=BRACKETED_PASTE in modes) if self.paste else b"",
@@ -144,7 +138,7 @@ def _sent(modifiers: frozenset[str], name: str, *, application: bool) -> bytes |
 
 
 def _base(modifiers: frozenset[str], name: str) -> bytes | None:
-    """A key that sends one character, with Ctrl and Shift."""
+    """The bytes of a key that sends one character, with Ctrl and Shift."""
     if name in _PLAIN:
         with_one = {("C", "Space"): b"\x00", ("C", "BSpace"): b"\x08", ("S", "Tab"): b"\x1b[Z", ("S", "Space"): b" "}
         return with_one.get(("".join(sorted(modifiers)), name)) if modifiers else _PLAIN[name]
@@ -162,13 +156,13 @@ def _control(character: str) -> bytes | None:
         return b"\x7f"
     if character == "/":
         return b"\x1f"
-    # Only ASCII: the upper case of other letters may be two characters, or one of these.
+    # Not for other characters: their upper case may be two letters, or one of these.
     code = ord(character.upper()) if character.isascii() else 0
     return bytes([code & 0x1F]) if 0x40 <= code <= 0x5F else None
 
 
 def _nearest(key: str) -> str | None:
-    """The name that was probably meant; None if no name is similar."""
+    """The key name that was probably meant, or None."""
     spoken = _SPOKEN.fullmatch(key)
     if spoken is not None:
         modifier = _SAID[(spoken[1] or spoken[2]).lower()]
@@ -190,9 +184,9 @@ def _nearest(key: str) -> str | None:
 APPLICATION_CURSOR: Final = "application_cursor"
 """Arrows, Home and End send ESC O instead of ESC [."""
 ALTERNATE_SCREEN: Final = "alternate_screen"
-"""A full-screen program shows its own screen, and the earlier one comes back when it ends."""
+"""A full-screen program shows its own screen; afterwards the text before it comes back."""
 BRACKETED_PASTE: Final = "bracketed_paste"
-"""The program wants marks around pasted text."""
+"""The program wants marks at the begin and end of pasted text."""
 MOUSE: Final = "mouse"
 CURSOR_HIDDEN: Final = "cursor_hidden"
 
@@ -212,14 +206,14 @@ _SWITCH: Final = re.compile(rb"\x1b(?:\[\?([0-9;]{1,60})([hl])|\[!p|c)")
 
 
 class Modes:
-    """The modes after all output that was fed."""
+    """The modes after all output that was fed; very fast for output that switches none."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Process the next piece of output; a sequence may be split between pieces."""
+        """Process the next piece of output; a sequence may be split between two."""
         data = self._rest + data
         seen = 0
         for found in _SWITCH.finditer(data):
@@ -230,7 +224,7 @@ class Modes:
     def _switch(self, found: re.Match[bytes]) -> None:
         numbers, how = found.groups()
         if numbers is None:
-            # A soft reset keeps the alternate screen.
+            # A soft reset does not change the screen.
             self.names &= {ALTERNATE_SCREEN} if found[0].endswith(b"p") else frozenset()
             return
         named = {_NAMES[int(number)] for number in numbers.split(b";") if number and int(number) in _NAMES}

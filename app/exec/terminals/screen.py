@@ -1,4 +1,4 @@
-"""The screen of a session's terminal, made from its log."""
+"""The screens of sessions: what a person would see on their terminals now, made from their logs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from shellback.exec.terminals.emulator import Emulator
 
 WINDOW: Final = 1024 * 1024
-"""A screen is made from at most this much output; text that was drawn earlier is missing."""
+"""How many bytes of output a screen is made from; text drawn only before them is missing."""
 KEPT: Final = 16
-"""The number of cached terminals; a look at one only processes new output."""
+"""How many terminals are remembered, so that only new output has to be drawn."""
 KEPT_CELLS: Final = 1_000_000
 BUDGET_S: Final = 2.0
-"""Processor time for one look; slow output is cut after that."""
+"""Seconds of processor time for drawing once; of hostile output that is slow to draw, a part is skipped then."""
 REST_S: Final = 0.1
 LONGEST_S: Final = 1.0
-"""The silence after which a program has finished drawing, and the longest wait for it."""
+"""A program has finished drawing after `REST_S` without output; wait `LONGEST_S` for that at most."""
 _PIECE: Final = 8 * 1024
 _TAIL: Final = 16 * 1024
 
@@ -40,7 +40,7 @@ _TAIL: Final = 16 * 1024
 class Screen:
     """The rows of a terminal as plain text without trailing blanks; `cursor` is (row, column), from 1.
 
-    It is made from the first `upto` bytes of the log. `partial`: some output was dropped from the log, or not drawn.
+    `partial`: some output was dropped from the log, or was too much to draw. It is made from the first `upto` bytes.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class Screen:
 
 @dataclass(slots=True)
 class _View:
-    """One cached terminal, with its positions in the log. `modes` may be ahead of the emulator."""
+    """One terminal, and how much of the log it has processed. `modes` may be ahead of the emulator."""
 
     size: WindowSize
     modes: Modes = field(default_factory=Modes)
@@ -72,20 +72,20 @@ class _View:
 
 
 class Screens:
-    """The screens of an engine's sessions, in a bounded cache that is rebuilt from the logs."""
+    """The screens of an engine's sessions. A bounded number is remembered; others are made again from the log."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._views: OrderedDict[SessionId, _View] = OrderedDict()
 
     async def of(self, session: Session) -> Screen:
-        """The screen now; for an ended session the last one. Cancelling leaves nothing behind.
+        """What a person would see now, or at the end of an ended session. Cancelling leaves nothing behind.
 
-        Output from before a change of size is drawn with the current size, unless the screen was read before.
+        All output is drawn in the present size of the terminal, except output drawn by an earlier call.
 
         Raises:
             PtyError: The session has no terminal.
-            InvalidCommand: Its log is on another host, or was deleted as old.
+            InvalidCommand: Its log is on another host, or was pruned.
         """
         log, view = self._opened(session)
         async with view.busy:
@@ -96,10 +96,7 @@ class Screens:
             return _shown(view)
 
     async def at_rest(self, session: Session) -> Screen:
-        """The screen when the program has finished drawing: after a short silence, or after a second.
-
-        Raises what `of` does.
-        """
+        """The screen after a moment without output, or after a second of output. Raises what `of` does."""
         log, _ = self._opened(session)
         follower = Follower(self._engine, session)
         until, size, ended = time.monotonic() + LONGEST_S, log.size(), not session.live
@@ -111,14 +108,14 @@ class Screens:
         return await self.of(session)
 
     async def modes(self, session: Session) -> frozenset[str]:
-        """The modes of the terminal. Raises what `of` does."""
+        """The modes of its terminal. Raises what `of` does."""
         log, view = self._opened(session)
         async with view.busy:
             await self._scan(view, log, log.size())
             return view.modes.names
 
     def resized(self, session: Session, size: WindowSize) -> None:
-        """Store a new size of the terminal, for when the kernel cannot be asked."""
+        """Note the new size of the terminal, for when the kernel cannot be asked."""
         self._opened(session)[1].size = size
 
     def _opened(self, session: Session) -> tuple[OutputLog, _View]:
@@ -176,14 +173,14 @@ def _usual_size(session: Session) -> WindowSize:
 
 
 async def _fed(modes: Modes, log: OutputLog, start: int, end: int) -> int:
-    # Only the last part, because a log without a cap may be of any size; older switches are ignored.
+    # Bounded: a log without a cap may have any size, so earlier switches are not known.
     for position in range(max(start, end - limits.LOG_BYTES), end, WINDOW):
         modes.feed(await log.raw(position, min(position + WINDOW, end)))
     return end
 
 
 def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
-    # Imported here because it loads slowly, and most conversations never use it.
+    # Imported here: loading takes longer than that of all tools, and most conversations need no screen.
     from shellback.exec.terminals.emulator import Emulator
 
     emulator = Emulator(size.rows, size.cols)

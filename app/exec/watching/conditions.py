@@ -1,4 +1,4 @@
-"""The conditions of watches: a matching line, silence, a time, or a session that waits for input."""
+"""The conditions of watches: a line of output, silence, a time, or a session that waits for input."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from shellback.exec.log.plain_text import decoded
 
 PATIENCE_S: Final = 30.0
 UNFINISHED_S: Final = 1.0
-"""An unfinished line is searched if it has not changed for this time."""
+"""An unfinished line is matched after it has not changed for this time."""
 REST_S: Final = 0.05
 RESTS: Final = 9
-"""A scan rests for this multiple of its processor time, so it uses at most a tenth of a processor."""
+"""A scan pauses this many times as long as it worked, so that it uses at most a tenth of a processor."""
 _NEVER: Final = 10**14
-"""More bytes than any log has, and within the supervisor's bounds."""
+"""More bytes than are ever printed, and a number that the supervisor accepts."""
 
 News = dict[str, Any]
 
 
 class Line:
-    """A line of output that matches a pattern. `gate` limits concurrent scans."""
+    """A line of the output matches a pattern. `gate` limits concurrent scans."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, gate: asyncio.Semaphore) -> None:
         self._follower = Follower(engine, session)
@@ -63,12 +63,12 @@ class Line:
 
     @property
     def dropped(self) -> int:
-        """Bytes that were dropped before they were scanned, and were not told yet."""
+        """Bytes that were dropped before they were scanned, and are not reported yet."""
         return self._scan.found.dropped
 
     @property
     def offset(self) -> int:
-        """The end of the scanned output."""
+        """The offset up to which the output was scanned."""
         return self._scan.position
 
     async def look(self, patience_s: float) -> bool:
@@ -87,7 +87,7 @@ class Line:
 
 
 class _Timed:
-    """A condition about time, whose news are the last lines."""
+    """A condition with a time, which reports the last lines."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch) -> None:
         self._follower = Follower(engine, session)
@@ -102,7 +102,7 @@ class _Timed:
 
 
 class Silence(_Timed):
-    """No output for some seconds after the watch was placed; once for each silence."""
+    """No output for some seconds since the watch was placed; reported once for each silence."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         super().__init__(engine, session, watch)
@@ -113,13 +113,13 @@ class Silence(_Timed):
 
     @property
     def offset(self) -> int:
-        """The size of both streams."""
+        """Bytes of output on both streams."""
         return sum(self._sizes)
 
     async def look(self, patience_s: float) -> bool:
         untold = self.offset > self._told_at
         left_s = max(0.0, self._since + self._seconds - time.monotonic())
-        # A silence that is already long enough is told at once.
+        # A silence that has already lasted long enough is reported at once.
         due = untold and (left_s > 0 or self.news is None)
         wait_s = min(patience_s, left_s) if due else patience_s
         out, *err = self._sizes
@@ -139,7 +139,7 @@ class Silence(_Timed):
 
 
 class Moment(_Timed):
-    """Some seconds after the watch was placed, by the clock; not later if the clock is set back."""
+    """Some seconds after the watch was placed by the clock; a clock that is set back does not delay it."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         super().__init__(engine, session, watch)
@@ -170,7 +170,7 @@ class Input:
 
     async def look(self, patience_s: float) -> bool:
         self._session = session = await self._engine.store.get(self._session.id) or self._session
-        if self.news is not None:  # not told yet: check that it still waits
+        if self.news is not None:  # to be reported when allowed, if it still holds
             await asyncio.sleep(patience_s)
             found = await waiting(self._engine, session)
             self.news = self._waits(found)
@@ -205,17 +205,18 @@ class Input:
 
 
 Condition = Line | Silence | Moment | Input
-"""The condition of one watch, used by one task.
+"""The condition of one watch; belongs to one task.
 
-`news` is the untold state that holds, as portable JSON; call `told` when it is told. `offset` is the end of the
-inspected output. `look` waits at most `patience_s` for a change; True if the session ended and all output is inspected.
+`news` are the facts to report, as portable JSON, while the condition holds and until `told` is called; `offset` is
+where the watch goes on then. `look` waits for a change, at most `patience_s`; it returns True once the session has
+ended and all its output was scanned.
 """
 
 
 def condition_of(
     engine: Engine, session: Session, watch: Watch, gate: asyncio.Semaphore, clock: Callable[[], float]
 ) -> Condition:
-    """The condition of `watch`, from its stored offset on."""
+    """The condition of `watch`, with its progress."""
     match watch.kind:
         case "pattern":
             return Line(engine, session, watch, gate)
@@ -227,21 +228,21 @@ def condition_of(
             return Input(engine, session, watch)
 
 
-re2: Final[Any] = _re2  # it has no types
+re2: Final[Any] = _re2  # the module has no types
 PATTERN_CHARS: Final = 1000
 BLOCK: Final = 1 << 20
 LINE_BYTES: Final = 1 << 16
-"""A longer line is scanned in pieces."""
+"""Longer lines are matched in pieces."""
 LOOK_BYTES: Final = 16 << 20
-"""The most that one look scans."""
+"""Bytes that one scan reads at most."""
 LINES: Final = 5
 LINE_CHARS: Final = 400
-"""The number of lines shown, and of characters of each."""
+"""Lines that a hit shows, and characters of each."""
 COUNTED: Final = 1000
-"""The most matching lines that are counted between two hits."""
+"""Matching lines are counted up to this number between two hits."""
 
 _ENDS_OF_TEXT: Final = re.compile(r"\\[Az]|\(\?[a-zA-Z]*-[a-zA-Z]*m|\(\?[a-zA-Z]*-?[a-zA-Z]*U")
-# Bounded, and never across a line end, so that their removal keeps the lines.
+# Bounded, and within a line, so that removing them does not change the lines.
 _SEQUENCES: Final = re.compile(
     rb"\x1b\[[0-?]{0,256}[ -/]{0,16}[@-~]?"
     rb"|\x1b[\]PX^_][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)?"
@@ -250,10 +251,9 @@ _SEQUENCES: Final = re.compile(
 
 
 def compiled(pattern: str) -> Any:
-    """The compiled pattern, which is matched against single lines in linear time.
+    """A regular expression that is matched against single lines in linear time.
 
-    Raises:
-        InvalidCommand: It does not compile, is too long, or matches an empty line.
+    Raises InvalidCommand if it does not compile, is too long, or matches an empty line.
     """
     if not pattern or len(pattern) > PATTERN_CHARS:
         raise InvalidCommand(f"pattern has {len(pattern)} characters; it must have 1 to {PATTERN_CHARS}")
@@ -283,7 +283,7 @@ def compiled(pattern: str) -> Any:
 
 @dataclass(slots=True)
 class Found:
-    """Matching lines: their number, the first few, and their range; and the bytes dropped before the scan."""
+    """Matching lines: number, the first few, their range; and bytes that were dropped before the scan."""
 
     count: int = 0
     lines: list[str] = field(default_factory=list[str])
@@ -300,9 +300,9 @@ class Found:
 
 
 class LineScan:
-    """Scans one log (`paths`: the log and its table of holes) with one pattern, one block in memory at a time.
+    """Scans one log (`paths`: the log and its table of holes) for one pattern, block by block.
 
-    If `offset` is within a line, a match in this line must end after it.
+    `offset` may be within a line; then a match must end after it.
     """
 
     def __init__(self, regex: Any, paths: tuple[str, str], offset: int) -> None:
@@ -312,21 +312,20 @@ class LineScan:
         self._told = False
         self._begun = False
         self.position: int = offset
-        """The start of the first line that was not scanned."""
+        """The offset of the first line that was not scanned."""
         self.found = Found()
-        """The untold matches."""
         self.spent_s = 0.0
-        """The processor time of the last look."""
+        """Processor time of the last scan, in seconds."""
 
     def take(self) -> Found:
-        """The untold matches, which are told now."""
+        """The findings so far; then begin anew."""
         found, self.found = self.found, Found()
         return found
 
     def look(self, upto: int, *, last: bool = False) -> bool:
-        """Scan towards `upto`, at most `LOOK_BYTES`; whether some is left. Blocks.
+        """Scan up to `upto`, at most `LOOK_BYTES`; whether more is left. Blocks.
 
-        With `last` an unfinished line is scanned like a complete one, once.
+        With `last`, an unfinished line is matched too, once.
         """
         began = time.thread_time()
         try:
@@ -346,14 +345,14 @@ class LineScan:
             self.spent_s = time.thread_time() - began
 
     def _begin(self, fd: int) -> None:
-        """Go back to the start of the line that contains the offset."""
+        """Go back to the begin of the line that contains the offset."""
         self._begun = True
         start = max(0, self._old - LINE_BYTES)
         before = os.pread(fd, self._old - start, start).replace(b"\r", b"\n")
         self.position = start + before.rfind(b"\n") + 1
 
     def _block(self, fd: int, upto: int, *, last: bool) -> bool:
-        """Look at the complete lines of one block; whether there may be more."""
+        """Scan the complete lines of one block; whether there may be more."""
         position = self.position
         raw = os.pread(fd, min(BLOCK, upto - position), position)
         hole = next((one for one in holes_in(self._holes) if one.end > position), None)
@@ -381,7 +380,7 @@ class LineScan:
         return True
 
     def _unfinished(self, text: bytes) -> bool:
-        """Scan an unfinished line; if it matches, it is not told again when it is complete."""
+        """Match an unfinished line. If it matches, it is not reported again when it is finished."""
         count = self.found.count
         if not self._told:
             self._search(text, 0, len(text))
@@ -391,7 +390,7 @@ class LineScan:
         return True
 
     def _search(self, text: bytes, first: int, end: int) -> None:
-        """Record the matching lines of `text[first:end]`; `text` starts at our position."""
+        """Note the matching lines of `text`, which begins at our position, between two line borders."""
         plain, at, fresh = text, self.position, self._old - self.position
         if b"\x1b" in text:
             text, at, fresh = text[first:end], at + first, fresh - first
@@ -423,7 +422,7 @@ class LineScan:
 
 
 def _line_in(text: bytes, number: int, at: int) -> tuple[int, int]:
-    """The start and end offset of line `number` of a text that starts at offset `at`."""
+    """The offsets of line `number` of a text that begins at `at`."""
     start = nth_newline(text, number) + 1
     end = text.find(b"\n", start)
     return at + start, at + (len(text) if end < 0 else end)

@@ -11,7 +11,7 @@ from shellback.exec.core.watch import PER_CONVERSATION, PER_SESSION, Hit, Watch,
 
 
 def check_room(of_session: int, of_conversation: int, watch: Watch) -> None:
-    """Raise `LimitReached` if the session or conversation has no room for another watch."""
+    """Raise LimitReached if the session or the conversation has the maximum of active watches."""
     for number, limit, whose in (
         (of_session, PER_SESSION, f"session {watch.session_id}"),
         (of_conversation, PER_CONVERSATION, "this conversation"),
@@ -24,13 +24,13 @@ def check_room(of_session: int, of_conversation: int, watch: Watch) -> None:
 
 
 class MemoryWatchStore(WatchStore):
-    """A `WatchStore` in memory. No method awaits, so each is atomic. `sink` is told about hits."""
+    """A `WatchStore` in memory. Its methods never await, so each is atomic. `sink` gets hits, with transaction None."""
 
     def __init__(self, *, sink: WatchSink | None = None) -> None:
         self._sink = sink
         self._watches: dict[str, Watch] = {}
 
-    async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:  # noqa: ARG002 - no turn to be overtaken
+    async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:  # noqa: ARG002 - there are no epochs
         existing = self._watches.get(watch.id)
         if existing is not None:
             return existing

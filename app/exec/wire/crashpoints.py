@@ -1,11 +1,8 @@
 """Named points at which a test can stop or kill a process of ours.
 
-Arming is a file: a test writes `<directory>/<point>` and whichever process reaches the point
-first unlinks the file and does what it says, once. Lines of the file:
-
-    kill self | stop self | kill PID | stop PID | error ERRNO
-
-Without a directory, which is how production runs, reaching a point is one comparison.
+A test arms a point by writing `<directory>/<point>`. The first process that reaches the point removes the file and
+obeys its lines: `kill self`, `stop self`, `kill PID`, `stop PID` or `error ERRNO`. Without a directory, as in
+production, reaching a point is one comparison.
 """
 
 from __future__ import annotations
@@ -24,11 +21,7 @@ def arm_from(directory: str | None) -> None:
 
 
 def reach(point: str) -> None:
-    """Do what the file for `point` says, if there is one.
-
-    Raises:
-        OSError: The file said `error ERRNO`.
-    """
+    """Obey the file for `point`, if there is one; raises OSError for a line `error ERRNO`."""
     if _directory is not None:
         _fire(_directory, point)
 
@@ -52,5 +45,5 @@ def _fire(directory: str, point: str) -> None:
         else:
             os.kill(int(target), number)
     if own is not None:
-        # To this thread: another one would take its time to stop us, and we would be past the point.
+        # To this thread: through another one the signal would come after the point.
         signal.pthread_kill(threading.get_ident(), own)

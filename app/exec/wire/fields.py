@@ -1,4 +1,4 @@
-"""Fields of a message from a peer, checked one by one: it may be another program, or another version."""
+"""Checks single fields of a message: the peer may be another program, or another version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Refused(Exception):
-    """A request that is answered with an error code and acts on nothing."""
+    """Raised for a request that has no effect and is answered with an error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ def optional_id(message: Message, name: str) -> int | None:
 
 
 def id_of(value: object) -> int:
-    # The last number means "as it is" to the kernel, and those above it wrap around to root.
+    # To the kernel, 2^32 - 1 means "unchanged", and larger numbers wrap around to root.
     if not isinstance(value, int) or not 0 <= value < (1 << 32) - 1:
         raise Refused("bad_request", "not the id of a user or group")
     return value
@@ -90,7 +90,7 @@ def bytes_of(value: object) -> bytes:
 def words_of(message: Message, name: str) -> tuple[str, ...]:
     words = cast("list[str]", field_of(message, name, list))
     try:
-        # All at once: the options of a sandbox are hundreds.
+        # All at once: a sandbox has hundreds of options.
         whole = os.fsencode("\0".join(words))
     except (TypeError, UnicodeEncodeError):
         whole = None

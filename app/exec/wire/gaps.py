@@ -1,8 +1,8 @@
-"""Ranges of a log that were dropped: rows of a table beside it, and the last one in a symlink.
+"""Holes of a log: rows of a table beside it, and the last hole in a symlink.
 
-A symlink this short has its target in its inode: it can be made where the disk has no room for a table. It is there
-before the first byte of its range is dropped, and goes once the table has the range. So one that a supervisor finds
-when it starts was being added to when the last one died: how much went, nobody knows.
+The target of a short symlink is in its inode, so it can be made when the disk has no room for a table. It is made
+before the first byte of the hole is dropped, and removed once the table has the hole. So if a supervisor finds one at
+its start, the last supervisor died while it dropped output, and the amount is unknown.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WORDS: Final = {
 
 
 class Hole(NamedTuple):
-    """A range of a log that was dropped, and how many newlines it held.
+    """A dropped range of a log, and its number of newlines.
 
-    `errno` is why it could not be written, 0 where that was to keep the log within its cap. With `uncounted` it was at
-    least that much.
+    `errno` is why it could not be written, or 0 if it was dropped because of the cap. With `uncounted`, more may have
+    been dropped.
     """
 
     start: int
@@ -50,11 +50,7 @@ def row_of(hole: Hole) -> Message:
 
 
 def hole_of(row: Message) -> Hole:
-    """What a row says.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The hole in a row; raises ValueError if the row is damaged."""
     counts = [row.get("start"), row.get("end"), row.get("newlines"), row.get("errno", 0), row.get("uncounted", 0)]
     if not all(isinstance(count, int) and 0 <= count < _MOST for count in counts) or row["start"] > row["end"]:
         raise ValueError("no range of a log")
@@ -62,11 +58,7 @@ def hole_of(row: Message) -> Hole:
 
 
 def write_last(table: str, hole: Hole, directory: int | None = None) -> None:
-    """Note the range at the end of a log for which its table has no room.
-
-    Raises:
-        OSError: Nor is there an inode for it, or nothing can be written at all.
-    """
+    """Record the last hole of a log when the disk has no room for the table; OSError without a free inode."""
     draft = f"{table}{LAST}.new"
     text = " ".join(str(int(number)) for number in hole)
     try:
@@ -78,7 +70,7 @@ def write_last(table: str, hole: Hole, directory: int | None = None) -> None:
 
 
 def read_last(table: str, directory: int | None = None) -> Hole | None:
-    """The range at the end of a log that its table has not; None where there is none."""
+    """The last hole of a log if the table lacks it, else None."""
     try:
         words = os.readlink(f"{table}{LAST}", dir_fd=directory).split()
         return hole_of(dict(zip(Hole._fields, map(int, words), strict=True)))
@@ -87,13 +79,13 @@ def read_last(table: str, directory: int | None = None) -> Hole | None:
 
 
 def remove_last(table: str, directory: int | None = None) -> None:
-    """Forget the range at the end: the table has it."""
+    """Remove the record of the last hole, once the table has it."""
     with contextlib.suppress(OSError):
         os.unlink(f"{table}{LAST}", dir_fd=directory)
 
 
 def with_last(holes: list[Hole], last: Hole | None) -> list[Hole]:
-    """The holes of a table, in order, and what it lacks of the one at the end."""
+    """The holes of a table, in order, and the part of the last hole that the table lacks."""
     covered = holes[-1].end if holes else 0
     if last is None or (last.end <= covered and holes):
         return holes

@@ -1,7 +1,7 @@
-"""Git configuration by a closed list: which settings run nothing and read nothing else, whoever wrote them.
+"""Checks git configuration against a list of harmless settings, which neither run programs nor read other files.
 
-What is not on the list is not harmless, and neither is what git would read otherwise than we do. Names are told, never
-values: a value may be a secret.
+A setting that is not listed, or that git could read differently, is not harmless. Only names are reported, because a
+value may be a secret.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HARMLESS: Final = re.compile(
     r"|tag\.(sort|gpgsign)|branch\.(sort|autosetuprebase|autosetupmerge)|lfs\.repositoryformatversion",
     re.IGNORECASE | re.DOTALL,
 )
-"""Keys that make git neither run nor read anything else, whatever their value."""
+"""Keys that are harmless with any value."""
 _STORED: Final = re.compile(
     r"submodule\.(active|.+\.(url|active|branch|path|ignore|shallow|fetchrecursesubmodules|update))"
     r"|extensions\.(objectformat|refstorage|relativeworktrees|worktreeconfig)|core\.(worktree|fsmonitor)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Keys that git writes itself where a repository is made, harmless beside a value that `_harmless_value` takes."""
+"""Keys that git itself writes into a new repository, harmless with a value that `_harmless_value` accepts."""
 _PLAIN_URL: Final = re.compile(r"(?:(?:https?|ssh|git|file)://[^-\s][^\s]*|[^-:\s][^:\s]*(?::(?!:|//)[^\s]*)?)")
 _HEADER: Final = re.compile(r'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n\0]|\\[^\n\0])*)")?\]')
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -43,25 +43,24 @@ _BLANK: Final = frozenset(" \t\n\r")
 
 
 def harmful(data: bytes, *, place: str = "") -> list[str]:
-    """The names of settings that are not known to be harmless, at most `MOST_NAMES`, each once; empty if all are.
+    """The names of settings that are not known to be harmless, at most `MOST_NAMES`, each once.
 
-    What stands between section and key is anybody's text, which may be long or a secret: it is told as `*`.
-    `place` is the path of the git directory from the workspace: a `core.worktree` in it has to stay in the workspace.
-    What is longer than `MOST_BYTES`, no UTF-8, or not understood, is `UNREADABLE`.
+    A subsection, which may be long or a secret, is shown as `*`. `place` is the path of the git directory in the
+    workspace: its `core.worktree` must stay in the workspace. A file longer than `MOST_BYTES`, or one that is not UTF-8
+    or has errors, gives `UNREADABLE`.
     """
     return _named(_all(data), place)
 
 
 def changed(before: Collection[tuple[str, str | None]], data: bytes) -> list[str]:
-    """As `harmful`, of what was not set so before: those of its settings that are not in `before`."""
+    """As `harmful`, for the settings that are not in `before`."""
     return _named((name, value) for name, value in _all(data) if (name, value) not in before)
 
 
 def settings(data: bytes) -> Iterator[tuple[str, str | None]]:
-    """Each setting in its order: its name, of which section and key are in lower case, and its value, None for none.
+    """All settings in order: name (section and key in lower case) and value, or None.
 
-    Raises:
-        ValueError: It is too long, or git would refuse it or read it otherwise than we do.
+    Raises ValueError if the file is too long, or git would refuse it or could read it differently.
     """
     if len(data) > MOST_BYTES or b"\0" in data:
         raise ValueError
@@ -107,15 +106,15 @@ def _section(header: re.Match[str]) -> str:
     return name if header[2] is None else name + "." + _ESCAPED.sub(r"\1", header[2])
 
 
-def _value(text: str, at: int) -> tuple[str | None, int]:  # noqa: C901 - letter by letter, as git does it
-    """The value behind a key, and where it ends."""
+def _value(text: str, at: int) -> tuple[str | None, int]:  # noqa: C901 - character by character, as git does it
+    """The value of a key, and the position after it."""
     if at == len(text) or text[at] in "\n#;":
         return None, _line_end(text, at)
     if text[at] != "=":
         raise ValueError
     at += 1
     kept: list[str] = []
-    quoted, whole = False, 0  # up to where blanks at the end are part of it
+    quoted, whole = False, 0  # the end of the value without trailing blanks
     while at < len(text) and text[at] != "\n":
         char = text[at]
         at += 1

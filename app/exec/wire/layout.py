@@ -1,18 +1,18 @@
-"""Where the state directory keeps what: the one place both sides of the socket take names from.
+"""The layout of the state directory, for both sides of the socket.
 
 SHELLBACK_HOME/                0700
 version.N                    empty; N is the version of what is in here
 host_id                      random, made once
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
-started                    created O_EXCL before fork, or to abandon: whoever creates it decides;
+started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
                            then pid, start time, boot id, limits: what a new supervisor needs
-running.json               the same where it changed since: somebody began to end the process
-laid.json                  what its sandbox puts into the workspace, until that is taken out again
+running.json               the same if it changed later, as when a kill began
+laid.json                  stubs, pins and covers of its sandbox, until they are removed
 log, err                   output; err only where the streams are apart
-holes.json                 ranges that were dropped, with their newlines
-holes.json.last            a symlink whose target says the same of the last one, until there is room for that
-log.times, err.times       when what was printed, to the second
+holes.json                 the holes of the log, with their newlines
+holes.json.last            a symlink whose target has the last hole, until there is room for it
+log.times, err.times       when output arrived, to the second
 exit.json                  exit record: written aside, then renamed
 acked.json                 the same after the worker acknowledged it
 """
@@ -31,11 +31,9 @@ SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 DIARY: Final = "supervisor.log"
 STUBS: Final = "stubs.json"
-"""What sandboxes have put into workspaces and is still to be removed."""
-
+"""The stubs that exist in workspaces."""
 CONTAINER: Final = "container.json"
-"""What the container of this state directory was made of, where it is one's."""
-
+"""In a container's home: the facts from which its container was made."""
 STARTED: Final = "started"
 RUNNING: Final = "running.json"
 LAID: Final = "laid.json"
@@ -49,12 +47,12 @@ EXIT: Final = "exit.json"
 ACKED: Final = "acked.json"
 
 MARKER: Final = "SHELLBACK_SESSION"
-"""Environment variable in every child, by which strays are found: `SESSION_ID@HOME`.
+"""Environment variable of all children, by which they are found: `SESSION_ID@HOME`.
 
-HOME names the state directory by device and inode: a copied one has the same session ids, and its
-supervisor must not take our processes for its own."""
+HOME is device and inode of the state directory: a copied directory has the same session ids, and its supervisor must
+not take our processes for its own."""
 FIRST: Final = "init."
-"""Comes before the session's id in the marker of the first process of a PID namespace."""
+"""Precedes the session id in the marker of the first process of a PID namespace."""
 
 FOREIGN: Final = (
     "the state directory {home} is one of another version of Shellback: finish what is under way with that version, "
@@ -63,12 +61,11 @@ FOREIGN: Final = (
 
 
 def foreign(home: str | os.PathLike[str]) -> bool:
-    """Whether another version has used this state directory; one that nobody has used is ours from here on.
+    """Whether another version has used this state directory; a new one is marked with our version.
 
-    Raises:
-        OSError: It cannot be read or written.
+    Raises OSError if it cannot be read or written.
     """
-    # In this order: what another process of ours makes comes after its mark.
+    # In this order: a process of our version makes its mark before any other file.
     used = any(os.path.exists(os.path.join(home, name)) for name in ("host_id", f"{SUPERVISOR}/{KEEPER_LOCK}"))
     mark = os.path.join(home, f"version.{VERSION}")
     if not used:

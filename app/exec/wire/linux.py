@@ -1,4 +1,4 @@
-"""The few system calls that Python does not have, and the identity of this boot."""
+"""System calls that Python lacks, and the identity of this boot."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CLONE_FS: Final = 0x200
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 8
 
-# Raw calls change the credentials of the calling thread only; the library's wrappers change all.
+# Raw calls change the credentials of the calling thread only; the wrappers of libc change all threads.
 _SETGROUPS, _SETRESUID, _SETRESGID = {
     "x86_64": (116, 117, 119),
     "aarch64": (159, 147, 149),
 }.get(platform.machine(), (0, 0, 0))
 
 SWITCHES: Final = _SETRESUID != 0
-"""Whether `credentials` knows this machine's numbers."""
+"""Whether `credentials` knows the call numbers of this machine."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -37,7 +37,7 @@ _held = ctypes.PyDLL(None, use_errno=True)
 
 
 def checked(result: int, name: str | None = None) -> int:
-    """What a call of `libc` returned; an OSError with its errno, about `name`, where it failed."""
+    """The result of a call of `libc`; raises OSError with its errno, about `name`, if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
@@ -48,7 +48,7 @@ def checked(result: int, name: str | None = None) -> int:
 def opened(
     path: str | os.PathLike[str], flags: int = os.O_PATH, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Generator[int]:
-    """A descriptor of a file, without `flags` one that only names it; closed at the end."""
+    """A descriptor of a file, by default O_PATH; closed at the end."""
     fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         yield fd
@@ -58,7 +58,7 @@ def opened(
 
 @contextlib.contextmanager
 def kept(fd: int) -> Generator[int]:
-    """A descriptor that stays open unless an exception comes."""
+    """Close the descriptor if an exception occurs."""
     try:
         yield fd
     except BaseException:
@@ -82,10 +82,9 @@ def name_process(name: str) -> None:
 
 
 def filter_calls(program: bytes) -> None:
-    """Hold this process, for good, and all that it will start to a system call filter, beside those it has.
+    """Add a seccomp filter to this process and its future children, for good.
 
-    Raises:
-        OSError: It may not: it could gain rights yet by what it runs, or the kernel has no filters.
+    Raises OSError without no_new_privs, or if the kernel has no filters.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     told = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
@@ -93,21 +92,17 @@ def filter_calls(program: bytes) -> None:
 
 
 def punch_hole(fd: int, start: int, length: int) -> None:
-    """Give the blocks of a range back; the size stays and the range reads as zeroes.
-
-    Raises:
-        OSError: EOPNOTSUPP where the file system cannot.
-    """
+    """Free the blocks of a range, which then reads as zeroes; OSError EOPNOTSUPP if the file system cannot."""
     flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
     checked(libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
 
 
 @contextlib.contextmanager
 def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
-    """Give this thread, and what it spawns and executes meanwhile, another identity.
+    """Give this thread, and processes that it spawns meanwhile, another identity.
 
-    The saved ids stay ours and bring us back; exec overwrites them in the child, which so keeps
-    no way back and no capability. A process that cannot get back ends at once.
+    The saved ids stay ours, so that we can return. Exec overwrites them in the child, which keeps no capability. If we
+    cannot return, the process ends at once.
     """
     own_uids, own_gids, own_groups = os.getresuid(), os.getresgid(), os.getgroups()
     try:
@@ -130,24 +125,21 @@ def _set_groups(groups: list[int]) -> None:
 
 
 def file_identity(uid: int, gid: int) -> None:
-    """Let this thread, for good, reach and make files as `uid` and `gid`, with no capability over them.
+    """Let this thread, for good, access files as `uid` and `gid`, without capabilities.
 
-    In all else it stays ours, so that nobody of that user may signal or trace it. No other thread changes.
-
-    Raises:
-        OSError: It may not.
+    Its other ids stay ours, so that the user cannot signal or trace it. No other thread changes.
     """
     _set_groups([gid])
     libc.setfsgid(gid)
     libc.setfsuid(uid)
-    # Both say what was before, whether it worked or not.
+    # Both return the old id, whether they worked or not.
     if (libc.setfsuid(-1), libc.setfsgid(-1)) != (uid, gid):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 @contextlib.contextmanager
 def own_file_identity() -> Generator[None]:
-    """Reach and make files as the process does, also in a thread that was given another `file_identity`."""
+    """Access files with the ids of the process, in a thread with another `file_identity`."""
     uid, gid = libc.setfsuid(-1), libc.setfsgid(-1)
     libc.setfsuid(os.geteuid())
     libc.setfsgid(os.getegid())
@@ -159,14 +151,14 @@ def own_file_identity() -> Generator[None]:
 
 
 def own_umask(mask: int) -> None:
-    """Give this thread, for good, a umask that no other has; where the kernel refuses that, leave it the process's."""
+    """Give this thread its own umask, for good, unless the kernel refuses that."""
     with contextlib.suppress(OSError):
         checked(libc.unshare(_CLONE_FS))
         os.umask(mask)
 
 
 def exit_info(pidfd: int) -> int | None:
-    """The wait status of somebody else's reaped child, or None where this kernel does not tell."""
+    """The wait status of a reaped child of another process, or None if the kernel does not tell."""
     buffer = bytearray(64)
     struct.pack_into("Q", buffer, 0, _PIDFD_INFO_EXIT)
     try:
@@ -187,12 +179,9 @@ def boot_id() -> str:
 
 
 def container_id() -> str:
-    """What changes when our PID namespace is made anew: its inode and its first process's start.
+    """Identifies our PID namespace: its inode, and the start of its first process; empty if /proc hides that.
 
-    Empty where /proc hides that process.
-
-    Raises:
-        OSError: It cannot be seen now. That is not another container.
+    Raises OSError if it cannot be read now.
     """
     try:
         with open("/proc/1/stat", encoding="utf-8", errors="replace") as file:
@@ -203,7 +192,7 @@ def container_id() -> str:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write the whole of it: a disk or a limit that ends within takes a part, and says so only at the next write."""
+    """Write all data: a full disk or a limit takes a part first, and fails only at the next write."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,9 +1,8 @@
-"""What client and supervisor say to each other: frames of JSON behind a 4-byte length.
+"""The protocol of client and supervisor: frames of JSON after a 4-byte length.
 
-A request is `{"id": n, "op": name, ...}`; its answer `{"id": n, "ok": true, ...}` or
-`{"id": n, "ok": false, "error": code, "message": text}`. `{"event": "exit", "record": {...}}`
-comes by itself to whoever said hello with `watch`. A record is whole before it is believed: a file may be damaged, a
-peer may be another program.
+A request is `{"id": n, "op": name, ...}`; its answer `{"id": n, "ok": true, ...}` or `{"id": n, "ok": false, "error":
+code, "message": text}`. A client that said hello with `watch` also gets `{"event": "exit", "record": {...}}`. A record
+is accepted only as a whole: a file may be damaged, a peer may be another program.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from shellback.exec.wire.fields import (
 from shellback.exec.wire.sandbox import Sandbox
 
 VERSION: Final = 4
-"""Of what is said and of what is on disk; 1 to 3 were never released. No other is spoken to or read."""
+"""Of protocol and state directory; no other version is accepted. 1 to 3 were never released."""
 MAX_FRAME: Final = 2 * 1024 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
@@ -41,14 +40,14 @@ _json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(Exception):
-    """Raised for bytes that are not a frame, or a frame that is too long."""
+    """Raised for bytes that are not a frame, and for a frame that is too long."""
 
 
 class Loss(TypedDict):
-    """A cover that was lost while a command ran: of which file, when (seconds since the epoch), for how long.
+    """A cover that was lost while a command ran: file, time (seconds since the epoch), duration.
 
-    `how`: restored, ended (the commands were ended for it), or changed (a file that had been covered again was). `keys`
-    are names of settings of a git configuration that are others than before, never values.
+    `how`: restored, ended (the commands were ended), or changed (the file changed after its cover was restored). `keys`
+    are the names of changed settings of a git configuration, never values.
     """
 
     path: str
@@ -61,12 +60,10 @@ class Loss(TypedDict):
 class ExitRecord(TypedDict):
     """How a session ended; `state` is one of exited, signaled, timed_out, start_failed, lost.
 
-    Exactly one of `exit_code` and `signal` is set after an end that the kernel reported, else
-    neither, and `errno` or `evidence` says why. Byte counts of `err` are 0 where streams are one.
-    `known` is the last tick since boot at which the number `pid` was the process's for certain; `init` is pid and
-    start of the first process of its PID namespace, if it had one of its own. `losses` are of covers; without it there
-    were none. `log_errno` is why some output could not be written; with `uncounted` the counts are the least that it
-    was.
+    If the kernel reported the end, exactly one of `exit_code` and `signal` is set; otherwise `errno` or `evidence` says
+    why not. Byte counts of `err` are 0 without a separate stream. `known` is the last tick since boot at which `pid`
+    certainly belonged to the process. `init` is pid and start of the first process of its PID namespace, if it had one.
+    `losses` are of covers. `log_errno` is why some output could not be written; with `uncounted` more may be missing.
     """
 
     version: int
@@ -99,12 +96,11 @@ class ExitRecord(TypedDict):
 class StartRequest:
     """Everything the supervisor needs to start one command.
 
-    `env` is the whole environment but the session's marker. `uid` None runs as we are; `pty` is
-    (rows, cols); `stdin` None is /dev/null, else it is written and then closed unless
-    `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none. With `sandbox`, `argv`, `env` and
-    `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence. `place` is
-    the device and inode that `cwd` has to be, None is any. `lifetime` is turn, conversation or detached; `owner` is
-    the turn and `scope` the conversation that it may depend on. Empty, nothing but its own end ends it.
+    `env` is the whole environment without the marker. `uid` None means our own; `pty` is (rows, cols). `stdin` None is
+    /dev/null; other input is written, then closed unless `keep_stdin_open`. 0 means no `timeout_s`, no `log_cap`. With
+    `sandbox`, `argv`, `env` and `cwd` are as seen inside. `fence` has the writable paths, None is no fence. `place` is
+    the required device and inode of `cwd`, None is any. `lifetime` is turn, conversation or detached, `owner` its turn,
+    `scope` its conversation; empty, the command runs until its own end.
     """
 
     session_id: str
@@ -141,11 +137,7 @@ class StartRequest:
 
     @classmethod
     def from_wire(cls, message: Message) -> StartRequest:
-        """Check every field.
-
-        Raises:
-            Refused: A field is missing or of the wrong kind.
-        """
+        """Check all fields; raises Refused if one is missing or of the wrong kind."""
         env = cast("dict[str, object]", field_of(message, "env", dict))
         words = words_of(message, "argv")
         if not words:
@@ -189,7 +181,7 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages; keeps at most one unfinished frame."""
+    """Splits a stream of bytes into messages; keeps one unfinished frame at most."""
 
     __slots__ = ("_buffer", "_limit")
 
@@ -198,11 +190,7 @@ class Decoder:
         self._limit = limit
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages that are complete now.
-
-        Raises:
-            ProtocolError: The peer does not speak this protocol.
-        """
+        """The messages that are complete now; raises ProtocolError if the bytes are not of this protocol."""
         buffer = self._buffer
         buffer += data
         messages: list[Message] = []
@@ -224,9 +212,9 @@ class Decoder:
 
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
-"""Who may end a session. Any other word workers would stumble over each time they are told it."""
+"""Allowed `ended_by` values of a kill; workers reject others."""
 PROTECTION: Final = "protection"
-"""Ends what has lost a cover that cannot be laid again; nobody asks for that."""
+"""`ended_by` of commands that lost a cover for good; clients cannot use it."""
 _ENDERS: Final = KILLERS | {"itself", PROTECTION}
 _EVIDENCE: Final = frozenset({
     "never_started", "supervisor_killed", "machine_rebooted", "container_restarted", "host_unreachable",
@@ -242,11 +230,11 @@ _SAYS: Final = {
     "start_failed": ({"errno"},),
     "lost": ({"evidence"},),
 }
-"""What of a record is set in each state, and nothing else of it."""
+"""The fields of a record that are set in each state; the others are None."""
 
 
 def exit_record(value: object, session_id: str | None = None) -> ExitRecord | None:
-    """`value` if it is a whole record of our version, of that session; else None, never a part of it."""
+    """`value` if it is a complete record of our version, and of `session_id`; else None."""
     if not isinstance(value, dict):
         return None
     record = cast("Message", value)
@@ -281,7 +269,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
 
 
 def running(value: object) -> Message | None:
-    """`value` if it says of a process all that whoever takes it over goes by; else None."""
+    """`value` if it has everything that adopting the process needs; else None."""
     if not isinstance(value, dict):
         return None
     row = cast("Message", value)
@@ -307,7 +295,7 @@ def running(value: object) -> Message | None:
 
 
 def laid(value: object) -> Message:
-    """`value` if it says whole what a sandbox has put into a workspace; else nothing."""
+    """`value` if it is a complete `laid.json`; else {}."""
     row = cast("Message", value) if isinstance(value, dict) else {}
     files = row.get("placeholders")
     covered, who = row.get("covered"), row.get("who")
@@ -325,7 +313,7 @@ def laid(value: object) -> Message:
 
 
 def losses(value: object) -> list[Loss]:
-    """`value` if it is a list of losses; else none."""
+    """`value` if it is a list of losses; else []."""
     return cast("list[Loss]", value) if _losses(value) else []
 
 

@@ -1,7 +1,4 @@
-"""What a command of a sandbox needs beside its own request: its instance, its options, its bounds.
-
-The words are options of bubblewrap. Where they come from is not our business; that both lists are whole is.
-"""
+"""What the start of a sandboxed command needs in addition: its instance, options of bubblewrap, and bounds."""
 
 from __future__ import annotations
 
@@ -13,22 +10,20 @@ from typing import Final, cast
 from shellback.exec.wire.fields import SESSION_ID, Message, Refused, bytes_of, field_of, number_of, words_of
 
 PROC: Final = "/run/proc"
-"""Directory of every view on which the processes of one command are mounted, to be bound on /proc."""
+"""Directory of every view for the proc file system of one command, to be bound on /proc."""
 EMPTY: Final = "/run/empty"
-"""Empty directory of every view, bound read-only where something must not come into being."""
+"""Empty directory of every view, bound read-only on paths that must not be created."""
 NOTHING: Final = "/run/nothing"
-"""Symlink of every view, bound on sockets: whoever opens one or looks at it finds nothing, and can make nothing."""
+"""Dangling symlink of every view, bound on sockets: they cannot be opened or made."""
 NOWHERE: Final = "/dev/protected"
-"""Where that leads: to what is not there, in a directory that is read-only."""
+"""Its target: a missing file in a read-only directory."""
 
 COPY: Final = "--copy"
-"""Before a path in a view: seen as it is when the instance is made; a mount would cost each of its commands."""
-
+"""Precedes a path in a view that is copied when the instance is made: a mount would slow each command."""
 TERMINALS: Final = "/dev/pts"
-"""Empty directory of every view, for the terminals that one command makes."""
-
+"""Empty directory of every view, for the terminals that a command makes."""
 CONTAINED: Final = "/workspace"
-"""Where a container has the workspace."""
+"""The path of the workspace in a container."""
 
 FIXED: Final = "fixed"
 READ_ONLY: Final = "readonly"
@@ -45,10 +40,9 @@ def _above(path: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What one instance or one command may use; 0 is no bound. Bytes and counts as the names say.
+    """What one instance or one command may use; 0 is no bound.
 
-    `memory_bytes` is for all commands together, where a group of the kernel can hold them to it; `data_bytes` for each
-    process, where none can.
+    `memory_bytes` is for all commands together, by cgroup; `data_bytes` is for each process, if there is no cgroup.
     """
 
     processes: int = 0
@@ -61,14 +55,12 @@ class Bounds:
 class Sandbox:
     """How to run one command in an instance.
 
-    `view` makes the instance named `key`, once; `wrap` is laid on top for this command; `seccomp` is the filter
-    program. Of `workspace`, the directory that all that follows is in, `fixed` cannot be renamed, `readonly` is, and
-    `masked` are files and directories that are seen empty. `stubs` are directories that may be made, `placeholders`
-    paths and contents of files, which are of `readonly` too: to be there while a command runs, and removed when none
-    does any more.
-    `held` are files that have to be what was approved, and stay so: where the command finds it, where it is, symlinks
-    resolved, and the SHA-256 of its content; `pinned` are files and directories on the way there, which no command of
-    any sandbox shall rename meanwhile. `private_net`: the instance has a network namespace of its own.
+    `view` are the options for making instance `key`, `wrap` those for this command, `seccomp` is the filter program.
+    The following paths are in `workspace`: `fixed` cannot be renamed, `readonly` cannot be written, `masked` are seen
+    empty. `stubs` are directories and `placeholders` files (path and content, also in `readonly`) that exist while
+    commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
+    content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
+    has its own network namespace.
     """
 
     bwrap: str
@@ -89,30 +81,25 @@ class Sandbox:
     bounds: Bounds = Bounds()
 
     def covered(self) -> dict[str, str]:
-        """All that has to stay covered while a command runs, by path: FIXED, READ_ONLY, STUB or MASKED."""
+        """The covers that must stay while a command runs, by path: FIXED, READ_ONLY, STUB or MASKED."""
         found = dict.fromkeys(self.fixed, FIXED)
         found |= dict.fromkeys(self.readonly, READ_ONLY)
         found |= dict.fromkeys(self.stubs, STUB)
         masked = {*self.masked, *self.hidden}
-        # What is below another one is out of sight.
+        # Paths below a masked one are invisible.
         return found | {path: MASKED for path in masked if masked.isdisjoint(_above(path))}
 
     def to_wire(self) -> Message:
-        wire: Message = {
+        return {
             **asdict(self),
             "seccomp": base64.b64encode(self.seccomp).decode(),
             "placeholders": [word for pair in self.placeholders for word in pair],
             "held": [word for one in self.held for word in one],
         }
-        return wire
 
     @classmethod
     def from_wire(cls, value: object) -> Sandbox:
-        """Check every field.
-
-        Raises:
-            Refused: A field is missing or of the wrong kind.
-        """
+        """Check all fields; raises Refused if one is missing or of the wrong kind."""
         if not isinstance(value, dict):
             raise Refused("bad_request", "sandbox is not an object")
         message = cast("Message", value)
