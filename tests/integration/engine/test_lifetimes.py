@@ -23,7 +23,7 @@ LEAVES = "(sleep 600 >/dev/null 2>&1 & echo $!)"
 
 async def start(sup: Rig, name: str, command: str, lifetime: str, turn: str, talk: str = "talk", **more: Any) -> None:
     answer = await sup.start(name, command, background=True, lifetime=lifetime, owner=turn, scope=talk, **more)
-    assert answer.outcome == "started"
+    assert answer["outcome"] == "started"
 
 
 async def left(sup: Rig, name: str) -> int:
