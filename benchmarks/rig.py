@@ -20,12 +20,12 @@ from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.limits import Limits
-from shellback.exec.core.model import CallOrigin, CommandSpec, Session
+from shellback.exec.core.model import CallOrigin, Session
 from shellback.exec.core.ports import SessionStore, SupervisorPort
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.policy import Grant, grant_by_operator
@@ -69,9 +69,7 @@ class Rig:
         self.engine = engine
         self.client = client
 
-    def _call(
-        self, command: str, *, conversation: str = CONVERSATION, **more: Any
-    ) -> tuple[CommandSpec, CallOrigin, Grant]:
+    def _call(self, command: str, *, conversation: str = CONVERSATION, **more: Any) -> tuple[Grant, CallOrigin]:
         spec = command_spec(command=command, workspace=self.engine.workspace, limits=self.engine.limits, **more)
         number = next(_numbers)
         origin = CallOrigin(
@@ -81,7 +79,7 @@ class Rig:
             call_index=0,
             tool_call_id=f"call_{number}",
         )
-        return spec, origin, grant_by_operator(proposal_for(spec, self.engine.backend), "benchmark")
+        return grant_by_operator(proposal_for(spec, self.engine.backend), "benchmark"), origin
 
     async def run(self, command: str, **more: Any) -> Outcome:
         """A foreground command, to its end; a `conversation` has sandboxes of its own."""
@@ -96,8 +94,8 @@ class Rig:
 
         The latter is directory, environment, user, own session.
         """
-        spec, _, _ = self._call(command)
-        plan = await self.engine.backend.plan(spec, CONVERSATION)
+        grant, _ = self._call(command)
+        plan = await self.engine.backend.plan(grant.spec, CONVERSATION)
         who: dict[str, Any] = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
         alike = {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
         return plan.argv, alike

@@ -76,7 +76,7 @@ def execs(options: Options) -> Mapping[str, Reading]:
             shells = PersistentShells(made.engine)
             spec = shell_command(workspace=made.engine.workspace, limits=made.engine.limits)
             grant = grant_by_operator(proposal_for(spec, made.engine.backend), "benchmark")
-            shell = (await shells.start(spec, a_call(CONVERSATION), grant)).session
+            shell = (await shells.start(grant, a_call(CONVERSATION))).session
             bare = await _bare(made)
             try:
                 return await _compared(shells, shell.id, bare, options)

@@ -18,9 +18,9 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionEnd, SessionState
 from shellback.exec.core.ports import ExitSink, SessionStore
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.policy import Grant, grant_by_operator
@@ -168,10 +168,10 @@ def granted(engine: Engine, made: CommandSpec) -> Grant:
 
 async def run(engine: Engine, command: str, *, yield_after: float | None = None, **more: Any) -> Outcome:
     made = spec(engine, command, **more)
-    return await engine.run(made, origin(), granted(engine, made), yield_after=yield_after)
+    return await engine.run(granted(engine, made), origin(), yield_after=yield_after)
 
 
 async def launch(engine: Engine, command: str, **more: Any) -> Session:
     asked = more.pop("origin", None) or origin()
     made = spec(engine, command, background=True, **more)
-    return await engine.launch(made, asked, granted(engine, made))
+    return await engine.launch(granted(engine, made), asked)

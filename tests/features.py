@@ -83,7 +83,7 @@ async def _shares_scratch(engine: Engine, _: Decoys) -> bool:
 async def _private_scratch(engine: Engine, _: Decoys) -> bool:
     await _said(engine, "echo kept > /tmp/shellback-feature-$UID")
     made = execs.spec(engine, "cat /tmp/shellback-feature-$UID")
-    other = await engine.run(made, execs.origin("another talk"), execs.granted(engine, made))
+    other = await engine.run(execs.granted(engine, made), execs.origin("another talk"))
     await _said(engine, "rm -f /tmp/shellback-feature-$UID")
     return "kept" not in other.output.text
 
@@ -105,7 +105,7 @@ async def _holds_to_reading(engine: Engine, _: Decoys) -> bool:
     if READ_ONLY not in engine.backend.profiles:
         return False
     made = replace(execs.spec(engine, "touch never; echo tried"), profile=READ_ONLY)
-    outcome = await engine.run(made, execs.origin(), execs.granted(engine, made))
+    outcome = await engine.run(execs.granted(engine, made), execs.origin())
     return "tried" in outcome.output.text and not (engine.workspace / "never").exists()
 
 

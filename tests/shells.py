@@ -82,7 +82,7 @@ class Shell:
 async def started(engine: Engine, shells: PersistentShells, call: CallOrigin | None = None, **more: Any) -> Shell:
     """Start a shell."""
     spec = shell_command(workspace=engine.workspace, limits=engine.limits, **more)
-    begun = await shells.start(spec, call or origin(), granted(engine, spec))
+    begun = await shells.start(granted(engine, spec), call or origin())
     return Shell(engine, shells, begun.session, begun.output)
 
 

@@ -1,9 +1,9 @@
-"""The agent that Shellback comes with, and the choice of its model."""
+"""The built-in agent, and the choice of its model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,17 +27,17 @@ _TOOL_RETRIES: Final = 5
 
 
 def choose_model(name: str, *, base_url: str = "", offline_seconds: float = 0.0) -> Model:
-    """Make the model that `MODEL` names; whether its key is there is known on return.
+    """Make the model that `MODEL` names, and check that its key is set.
 
-    With `base_url` it is asked there, and needs no key; a key that its provider finds is sent all the same.
+    With `base_url` requests go there, and no key is needed; a key that the provider finds is sent.
 
     Raises:
-        ModelUnavailable: No such model, its provider's package or its key is missing, or it takes no `base_url`.
+        ModelUnavailable: The model is unknown, its package or key is missing, or it takes no `base_url`.
     """
     if name == "offline":
         return offline_model(offline_seconds)
     try:
-        return infer_model(name, _provider_at(base_url) if base_url else infer_provider)
+        return infer_model(name, partial(_provider, base_url) if base_url else infer_provider)
     except ModelUnavailable:
         raise
     except ImportError as error:
@@ -53,12 +53,8 @@ def choose_model(name: str, *, base_url: str = "", offline_seconds: float = 0.0)
         known = f"did you mean {hint[1]!r}?" if hint else "allowed is 'offline' or PROVIDER:NAME of Pydantic AI"
         raise ModelUnavailable(f"MODEL={name!r} is not known; {known}") from None
     except Exception as error:
-        # Providers check their own settings with exceptions of their own.
+        # Providers raise exceptions of their own for wrong settings.
         raise ModelUnavailable(f"MODEL={name!r} cannot be used: {error}") from error
-
-
-def _provider_at(base_url: str) -> Callable[[str], Provider[Any]]:
-    return partial(_provider, base_url)
 
 
 def _provider(base_url: str, name: str) -> Provider[Any]:
@@ -75,7 +71,7 @@ def _provider(base_url: str, name: str) -> Provider[Any]:
 
         try:
             return AnthropicProvider(base_url=base_url)
-        except UserError:  # no key, and a server of one's own may want none
+        except UserError:  # no key; a local server may need none
             return AnthropicProvider(base_url=base_url, api_key=NO_KEY)
     raise ModelUnavailable(
         f"MODEL_BASE_URL does not go with {name}: it is for openai-chat, openai and anthropic. Other providers"
@@ -89,7 +85,7 @@ def build_agent(
     *,
     deps_type: type[Any] = object,
 ) -> Agent[Any, str | DeferredToolRequests]:
-    """Make the built-in agent; a turn of it ends in an answer or in calls that wait for approval."""
+    """Make the built-in agent; its turn ends in an answer or in calls that wait for approval."""
     return Agent(
         model,
         name=NAME,

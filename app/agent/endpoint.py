@@ -1,4 +1,4 @@
-"""A model's endpoint as a turn needs it: bounded in time, and its failures said so that a person can act."""
+"""Bounds the requests to a model, and words its failures for the conversation."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 WAIT_MAX_S: Final = 30.0
-"""A longer wait than this is not ours to make: the turn says so and ends."""
+"""After a request to wait longer than this, the turn ends with an error."""
 RESPONSE_BYTES: Final = 64 * 1024 * 1024
-"""No response is longer, and what fails may answer with anything: nothing beyond this is read."""
+"""The most that is read of one response."""
 _SHOWN_CHARS: Final = 300
 _KEYS: Final = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
-# What the providers' clients raise, besides, when an answer is not of the kind they know.
+# What the providers' clients raise for an answer that they cannot parse.
 _RUBBISH: Final = (UnexpectedModelBehavior, ValueError, TypeError, AttributeError, LookupError)
 
 
 class EndpointError(ModelAPIError):
-    """Raised when an endpoint gave no response; the message is for the conversation and holds no secret.
+    """Raised when an endpoint gave no response. The message is for the conversation and holds no secret.
 
-    `passing` says whether another request may go better, `retry_after` after how many seconds. Pydantic AI
-    keeps the two through a pickle, in `retry_after` and `body`.
+    `passing` says whether a retry may succeed, `retry_after` after how many seconds. Both survive pickling, in
+    `body` and `retry_after`.
     """
 
     def __init__(self, model_name: str, message: str, *, passing: bool = False, wait_s: float | None = None) -> None:
@@ -52,16 +52,16 @@ class EndpointError(ModelAPIError):
 
     @property
     def passing(self) -> bool:
-        """Whether it is worth asking again, now or after a wait that is not too long."""
+        """Whether to retry, at once or after at most `WAIT_MAX_S`."""
         about = cast("dict[str, bool]", self.body or {})
         return about["passing"] and (self.retry_after or 0.0) <= WAIT_MAX_S
 
 
 class Endpoint(WrapperModel):
-    """Bounds each request to `seconds` and turns whatever goes wrong into an `EndpointError`.
+    """Bounds each request to `seconds`, and raises every failure as an `EndpointError`.
 
-    Requests are repeated by whoever runs the turn, so the provider's client is told not to; caching of
-    prompts is on. What the agent or the model says about either wins.
+    The turn retries requests, so the provider's client does not; prompt caching is on. Settings of the agent or the
+    model override both.
     """
 
     def __init__(self, wrapped: Model, *, seconds: float) -> None:
@@ -73,7 +73,7 @@ class Endpoint(WrapperModel):
 
     @property
     def settings(self) -> ModelSettings | None:
-        """Our defaults below the model's own."""
+        """The model's settings over our defaults."""
         return cast("ModelSettings", {**_defaults(self.wrapped), **(self.wrapped.settings or {})})
 
     async def request(
@@ -82,7 +82,7 @@ class Endpoint(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Ask for a whole response."""
+        """Request a whole response."""
         await self._asked_to_wait()
         try:
             async with asyncio.timeout(self._seconds):
@@ -98,7 +98,7 @@ class Endpoint(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """Ask for a response in pieces; the time is for all of them."""
+        """Request a streamed response; the timeout is for all of it."""
         await self._asked_to_wait()
         try:
             async with (
@@ -111,7 +111,7 @@ class Endpoint(WrapperModel):
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        # A model without an address is a function of ours or the operator's: a mistake in it is one to mend.
+        # A model without an address is a function: an error in it is a bug, and stays visible.
         return (ModelAPIError, TimeoutError, *(() if self.base_url is None else _RUBBISH))
 
     async def _asked_to_wait(self) -> None:
@@ -126,12 +126,12 @@ class Endpoint(WrapperModel):
         for secret in _secrets(self.wrapped):
             text = text.replace(secret, "***")
         if wait_s is not None:
-            # For every turn of this worker: the endpoint counts them together.
+            # Every turn of this worker waits: the endpoint counts them together.
             self._not_before = time.monotonic() + wait_s
         return EndpointError(self.model_name, text, passing=passing, wait_s=wait_s)
 
     def _told(self, error: Exception) -> tuple[str, bool, float | None]:
-        """What happened and what to do; whether it may pass; seconds to wait before that."""
+        """Cause and remedy; whether a retry may succeed; seconds to wait before it."""
         where = _shown(self.base_url) or self.system
         if isinstance(error, TimeoutError | ModelRequestTimeout):
             cause = f"{where} had not answered in full after {self._seconds:g} s (MODEL_TIMEOUT)"
@@ -139,8 +139,9 @@ class Endpoint(WrapperModel):
         if isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError):
             return self._refused(where, error), False, None
         if isinstance(error, ModelAPIError):
-            return _failed(where, error), not 400 <= _status(error) < 429, error.retry_after
-        cause = f"{where} answered what is not a response ({type(error).__name__}: {_words(error)})"
+            status = error.status_code if isinstance(error, ModelHTTPError) else 0
+            return _failed(where, error), not 400 <= status < 429, error.retry_after
+        cause = f"the answer of {where} cannot be parsed ({type(error).__name__}: {_words(error)})"
         return f"{cause}. Check that it speaks the protocol that MODEL names.", True, None
 
     def _refused(self, where: str, error: ModelRequestRejectedError | ModelQuotaExceededError) -> str:
@@ -174,12 +175,8 @@ def _failed(where: str, error: ModelAPIError) -> str:
             return f"{where} failed: {_words(error)}. Write again later."
 
 
-def _status(error: ModelAPIError) -> int:
-    return error.status_code if isinstance(error, ModelHTTPError) else 0
-
-
 def _defaults(model: Model) -> dict[str, Any]:
-    # A model without an address is none that is asked over a network.
+    # A model without an address is not asked over a network.
     if model.base_url is None:
         return {}
     once = {} if "max_retries" in model.unsupported_settings else {"max_retries": 0}
@@ -187,7 +184,7 @@ def _defaults(model: Model) -> dict[str, Any]:
 
 
 def _words(error: Exception) -> str:
-    """What an endpoint said for itself, in short."""
+    """The beginning of the endpoint's own message."""
     body = error.body if isinstance(error, ModelAPIError) else None
     said = _message(body) if body is not None else str(error)
     return " ".join(said.split())[:_SHOWN_CHARS].rstrip(".") or type(error).__name__
@@ -238,7 +235,7 @@ def _bound_responses(model: Model) -> None:
         return
 
     async def bound(response: httpx2.Response) -> None:
-        # The client may be the operator's, who asks others with it too.
+        # The operator may use the same client for other hosts.
         if response.request.url.host == host and isinstance(response.stream, httpx2.AsyncByteStream):
             response.stream = _Bounded(response.stream)
 

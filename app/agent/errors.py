@@ -1,15 +1,15 @@
-"""What the operator has to mend before an agent can work."""
+"""Errors that the operator has to fix before an agent can work."""
 
 from __future__ import annotations
 
 
 class AgentError(RuntimeError):
-    """Base of the errors below; each names its cause and its remedy. The operator reacts."""
+    """Base of the errors below; each names its cause and its remedy."""
 
 
 class ModelUnavailable(AgentError):
-    """Raised when `MODEL` cannot be used; names what is missing."""
+    """Raised when `MODEL` cannot be used."""
 
 
 class AgentUnavailable(AgentError):
-    """Raised when `AGENT` cannot be used; names what is wrong with it, and the line where there is one."""
+    """Raised when `AGENT` cannot be used; names the line if there is one."""

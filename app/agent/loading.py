@@ -1,4 +1,4 @@
-"""An agent of somebody else: found by `AGENT`, and made fit to run in turns."""
+"""Loads the agent that `AGENT` names, and prepares it for turns."""
 
 from __future__ import annotations
 
@@ -34,14 +34,11 @@ _CAUSE_CHARS: Final = 500
 
 
 def load_agent(named: str, objection: Callable[[Path], str | None] = lambda _: None) -> Agent[Any, Any]:
-    """The agent that `AGENT` names: `MODULE:ATTRIBUTE`, an agent or a function without arguments that makes one,
-    or the path of an agent spec. The current directory can be imported from, after what is installed.
+    """Load the agent that `AGENT` names: `MODULE:ATTRIBUTE` (an agent, or a function that makes one), or an agent spec.
 
-    `objection` says why nothing is taken from a place, which is asked before anything there is read.
-
-    Raises:
-        AgentUnavailable: There is no agent to be had there.
-    """  # noqa: D205 - the first sentence has two forms to name
+    Installed modules come before the current directory. `objection` is asked before a place is read; it returns why
+    the place is not trusted. Raises AgentUnavailable.
+    """
     if named.lower().endswith(_SPECS):
         _believe(named, Path(named), objection)
         found: object = _attempt(named, "is no agent spec that can be used", lambda: Agent.from_file(named))
@@ -65,13 +62,13 @@ def load_agent(named: str, objection: Callable[[Path], str | None] = lambda _: N
 def extended(
     agent: Agent[Any, Any], model: Model, capabilities: Sequence[AbstractCapability[Any]], *, deps_type: type[Any]
 ) -> Agent[Any, Any]:
-    """A copy of `agent` with this model, with more capabilities, and with calls that wait for approval as an output.
+    """A copy of `agent` with this model, more capabilities, and calls that wait for approval as an output.
 
-    The agent itself stays as it is. Without a name it gets that of the built-in one.
+    A copy without a name gets the name of the built-in agent.
 
     Raises:
-        AgentUnavailable: Its model cannot stream, its tools want dependencies that a turn does not have, it is durable
-            already, or it cannot be joined with ours.
+        AgentUnavailable: Its model cannot stream, its tools need other dependencies than a turn has, it is durable
+            already, or its tools collide with ours.
     """
     wanted = agent.deps_type
     if not _fits(deps_type, wanted):
@@ -102,7 +99,7 @@ def extended(
 
 
 def has_output_for_approvals(agent: Agent[Any, Any]) -> bool:
-    """Whether a run of this agent can end in calls that wait for a person."""
+    """Whether a run of this agent can end in calls that wait for approval."""
     return DeferredToolRequests in _outputs(agent)
 
 
@@ -112,14 +109,14 @@ def _outputs(agent: Agent[Any, Any]) -> Sequence[Any]:
 
 
 def _joined(agent: Agent[Any, Any], model: Model, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
-    # Capabilities of a run are refused in a durable one, and an agent takes none after it was made: what its
-    # constructor does with them is done again, on a copy. A test joins every kind of thing an agent may have.
+    # A durable run takes no capabilities, and an agent takes none after its construction: a copy of it repeats what the
+    # constructor does with them. A test joins every kind of thing that an agent may have.
     mine = copy.copy(agent)
     mine.name = agent.name or NAME
     mine.model = model
     if not has_output_for_approvals(agent):
         log.info("AGENT cannot end in calls that wait for approval: DeferredToolRequests is added to its outputs")
-        # The public constructor knows how outputs are put together; only its outcome is taken over.
+        # The public constructor combines the outputs; only its result is copied.
         donor = Agent(model, output_type=[*_outputs(agent), DeferredToolRequests], name=mine.name)
         take_outputs(mine, donor)
     replace_capabilities(mine, [*agent.root_capability.capabilities, *capabilities])
@@ -127,7 +124,7 @@ def _joined(agent: Agent[Any, Any], model: Model, capabilities: Sequence[Abstrac
 
 
 def _require_different_names(agent: Agent[Any, Any]) -> None:
-    """A name that two tools have would end every turn; it is said before the first."""
+    """Raise UserError if two tools have the same name, which would end every turn."""
     seen: set[str] = set()
 
     def look(toolset: AbstractToolset[Any]) -> None:
@@ -143,7 +140,7 @@ def _require_different_names(agent: Agent[Any, Any]) -> None:
 def _fits(have: type[Any], wanted: Any) -> bool:
     try:
         return wanted is Any or wanted is type(None) or issubclass(have, wanted)
-    except TypeError:  # a form of a type, or a protocol that cannot be asked
+    except TypeError:  # a special form, or a protocol without `runtime_checkable`
         return False
 
 
@@ -158,7 +155,7 @@ def _attribute(named: str, objection: Callable[[Path], str | None]) -> object:
         raise AgentUnavailable(f"AGENT={named!r}: `shellback` is Shellback itself; give your module another name")
     here = Path.cwd()
     if str(here) not in sys.path and objection(here) is None:
-        # Last: a file of the current directory must not stand in for a module of ours.
+        # Last: a file of the current directory must not shadow an installed module.
         sys.path.append(str(here))
     places = _places(module_name.partition(".")[0])
     for place in places or [here]:
@@ -174,7 +171,7 @@ def _attribute(named: str, objection: Callable[[Path], str | None]) -> object:
 
 
 def _places(module: str) -> list[Path]:
-    """Where a module would be imported from, without doing so; nowhere if there is none."""
+    """Where a module would be imported from, without importing it."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -199,7 +196,7 @@ def _attempt(named: str, otherwise: str, act: Callable[[], object]) -> object:
         return act()
     except (AgentUnavailable, ModelUnavailable, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001 - somebody else's code may end in any way, also by sys.exit
+    except BaseException as error:  # noqa: BLE001 - foreign code may raise anything, also SystemExit
         raise AgentUnavailable(f"AGENT={named!r} {otherwise}: {_cause(error)}{_line(error)}") from None
 
 
@@ -209,7 +206,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The last line of the agent's own code that the error came through."""
+    """The last line of the agent's own code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     paths = sysconfig.get_paths()

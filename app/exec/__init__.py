@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shellback.exec.core.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
     from shellback.exec.core.runner import make_workspace
     from shellback.exec.engine.engine import Engine
-    from shellback.exec.engine.joining import Outcome
     from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
+    from shellback.exec.engine.waiting import Outcome
     from shellback.exec.link.client import SupervisorClient
     from shellback.exec.log.logs import cleanup_exec_logs
     from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile
@@ -97,6 +97,7 @@ __all__ = (
     "shell_of",
 )
 
+# All other names are of `shell`.
 _HOMES = {
     "backends.host": ("HostBackend",),
     "core.runner": ("make_workspace",),
@@ -109,26 +110,10 @@ _HOMES = {
     "watching.memory": ("MemoryWatchStore",),
     "core.model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
     "backends.mounts.mount": ("HostMount",),
-    "engine.joining": ("Outcome",),
+    "engine.waiting": ("Outcome",),
     "section.changes": ("DeleteEntry", "EvalResult", "VirtualFileSystem", "WriteFile"),
     "section.config": ("PodmanSandboxConfig", "PodmanShellParams", "PodmanShellResult", "SandboxConfig"),
     "section.sandbox": ("PodmanSandboxSection", "SandboxSection"),
-    "shell": (
-        "AsyncShell",
-        "BubblewrapShell",
-        "CommandValidator",
-        "EnvironmentSnapshot",
-        "ExecutionResult",
-        "HostShell",
-        "MockShell",
-        "PodmanShell",
-        "Shell",
-        "ShellSection",
-        "SyncShell",
-        "WhichResult",
-        "WorkspaceSection",
-        "shell_of",
-    ),
     "link.client": ("SupervisorClient",),
     "tools.toolset": ("ExecTools", "exec_toolset"),
     "watching.watcher": ("Watcher",),
@@ -136,7 +121,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "shell")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -211,7 +211,7 @@ class _Life:
         made = replace(spec(engine, COMMAND, background=True), pty=pty)
         who = origin()
         try:
-            return await engine.launch(made, who, granted(engine, made))
+            return await engine.launch(granted(engine, made), who)
         except ExecError as error:
             self._count.refused = 1
             self._note(f"refused: {error}")

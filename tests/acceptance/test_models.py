@@ -111,7 +111,7 @@ def go_round(place: Stage, server: ModelServer) -> None:
 FAILURES = {
     "hang:30": (3, "had not answered in full after 2 s (MODEL_TIMEOUT)"),
     "drip:2": (3, "had not answered in full after 2 s (MODEL_TIMEOUT)"),
-    "page": (3, "answered what is not a response"),
+    "page": (3, "cannot be parsed"),
     "rubbish": (3, "failed: Failed to decode"),
     "cut": (3, "cut the connection"),
     "500": (3, "failed with status 500"),

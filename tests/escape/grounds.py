@@ -44,8 +44,8 @@ async def command(engine: Engine, text: str, way: Way, scope: str = TALK, *, bac
     made = spec(engine, text, pty=way == "terminal", timeout=RUN_S, background=background)
     made = replace(made, profile=READ_ONLY if way == "read_only" else WORK)
     if background:
-        return await engine.launch(made, origin(scope), granted(engine, made))
-    return (await engine.run(made, origin(scope), granted(engine, made))).session
+        return await engine.launch(granted(engine, made), origin(scope))
+    return (await engine.run(granted(engine, made), origin(scope))).session
 
 
 def hidden(made: Scene) -> tuple[Path, ...]:

@@ -22,8 +22,8 @@ from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.findings import GITLINK, HARD_LINK, REPOSITORY, UNSEEN, Finding, MemoryFindings
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.reports.render import outcome_text

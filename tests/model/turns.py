@@ -199,11 +199,9 @@ class Turn:
             spec = self._spec(args)
             made = self._grant(spec, approval)
             if spec.background:
-                session = await self.engine.launch(spec, self._origin(part), made)
+                session = await self.engine.launch(made, self._origin(part))
             else:
-                session = (
-                    await self.engine.run(spec, self._origin(part), made, yield_after=args["yield_after"])
-                ).session
+                session = (await self.engine.run(made, self._origin(part), yield_after=args["yield_after"])).session
         except StaleTurn:
             raise
         except ExecError as error:

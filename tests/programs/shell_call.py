@@ -38,7 +38,7 @@ async def main(home: Path, workspace: Path, url: str, kind: str) -> None:
         shells = PersistentShells(engine)
         spec = shell_command(workspace=engine.workspace, limits=engine.limits)
         grant = grant_by_operator(proposal_for(spec, engine.backend), "test")
-        started = await shells.start(spec, call(home, 0), grant)
+        started = await shells.start(grant, call(home, 0))
         for number, command in enumerate(COMMANDS, 1):
             if number == 2:
                 crashpoints.arm_from(str(home / "crash"))

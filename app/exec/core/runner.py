@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,11 +91,7 @@ def make_workspace(path: str | Path, *, uid: int = EXEC_UID) -> None:
 
 def found(program: str) -> str | None:
     """The path at which commands find this program, or None."""
-    for directory in CHILD_PATH.split(":"):
-        path = f"{directory}/{program}"
-        if os.access(path, os.X_OK):
-            return path
-    return None
+    return shutil.which(program, path=CHILD_PATH)
 
 
 _MOST_LINKS: Final = 40

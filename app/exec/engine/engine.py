@@ -36,9 +36,8 @@ from shellback.exec.core.model import (
 )
 from shellback.exec.core.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
 from shellback.exec.engine.ends import Ends, Losses, Recovery
-from shellback.exec.engine.joining import Outcome, give_up, joined
 from shellback.exec.engine.registry import ExecRegistry
-from shellback.exec.engine.waiting import Waiting, takes_input, waiting
+from shellback.exec.engine.waiting import Outcome, Waiting, give_up, joined, takes_input, waiting
 from shellback.exec.link.supervised import Supervised
 from shellback.exec.log.links import LogLinks, SoonLinked
 from shellback.exec.log.output import OutputLog
@@ -54,7 +53,6 @@ GIVE_UP_S: Final = 15.0
 """How long after its timeout the end of a foreground command is still waited for."""
 SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
-_Wanted = tuple[CommandSpec, Grant]
 
 
 class Engine:
@@ -136,13 +134,7 @@ class Engine:
         await self.stop()
 
     async def run(
-        self,
-        spec: CommandSpec,
-        origin: CallOrigin,
-        grant: Grant,
-        *,
-        yield_after: float | None = None,
-        until_input: bool = False,
+        self, grant: Grant, origin: CallOrigin, *, yield_after: float | None = None, until_input: bool = False
     ) -> Outcome:
         """Run a command to its end, or hand it over to the background after `yield_after` seconds.
 
@@ -152,15 +144,15 @@ class Engine:
         only the waiting: the process runs on and a callback will tell its end.
 
         Raises:
-            CommandDenied: The grant is not for this command.
+            CommandDenied: What would run is not what was granted any more.
             LimitReached: The conversation has its live sessions.
             SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
         """
-        session, wanted = await self._claimed(spec, origin, grant, Delivery.INLINE)
+        session, wanted = await self._claimed(grant, origin, Delivery.INLINE)
         with about(session=session.id):
             return await self._joined(session, wanted, yield_after, until_input)
 
-    async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
+    async def launch(self, grant: Grant, origin: CallOrigin) -> Session:
         """Start a command in the background and return its session at once; a callback tells its end.
 
         A repeat of the call returns the same session as it is by then. Cancelling leaves a session that is
@@ -168,7 +160,7 @@ class Engine:
 
         Raises what `run` does.
         """
-        session, wanted = await self._claimed(spec, origin, grant, Delivery.CALLBACK)
+        session, wanted = await self._claimed(grant, origin, Delivery.CALLBACK)
         with about(session=session.id):
             return session if session.end is not None else await self._running(session, wanted)
 
@@ -234,16 +226,12 @@ class Engine:
         await asyncio.gather(*map(self.abandon, list(self._unsure)), return_exceptions=True)
         await self._recovery.reconcile()
 
-    async def _claimed(
-        self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery
-    ) -> tuple[Session, _Wanted | None]:
+    async def _claimed(self, grant: Grant, origin: CallOrigin, delivery: Delivery) -> tuple[Session, Grant | None]:
         if not self.started:
             await self.start()
-        if grant.proposal.spec != spec:
-            raise CommandDenied("what would run is not what was granted; nothing was started")
-        wanted = self._session(spec, origin, grant, delivery)
+        wanted = self._session(grant, origin, delivery)
         reach("claim.before")
-        session = _of_call(await self.store.claim(wanted), spec)
+        session = _of_call(await self.store.claim(wanted), grant.spec)
         reach("claim.committed")
         self.registry.add(session)
         if session.state is SessionState.CLAIMED and session.digest != grant.digest:
@@ -251,9 +239,10 @@ class Engine:
             if (started := await self.settled(session)) is None:
                 raise CommandDenied(CHANGED)
             return started, None
-        return session, (spec, grant)
+        return session, grant
 
-    def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
+    def _session(self, grant: Grant, origin: CallOrigin, delivery: Delivery) -> Session:
+        spec = grant.spec
         return Session(
             id=(session_id := session_id_of(origin)), conversation_id=origin.conversation_id,
             tool_call_id=origin.tool_call_id, turn_id=origin.turn_id, epoch=origin.epoch, host_id=self.host_id,
@@ -267,7 +256,7 @@ class Engine:
         )  # fmt: skip
 
     async def _joined(
-        self, session: Session, wanted: _Wanted | None, yield_after: float | None = None, until_input: bool = False
+        self, session: Session, wanted: Grant | None, yield_after: float | None = None, until_input: bool = False
     ) -> Outcome:
         """Start the session if nobody has, wait for its end if nobody was told to wait for the callback."""
         if session.end is not None or session.delivery is not Delivery.INLINE:
@@ -277,7 +266,7 @@ class Engine:
         try:
             session = await self._running(session, wanted)
             if session.end is None:
-                most = ((wanted[0].timeout_s if wanted else 0.0) or bounds.FOREGROUND_TIMEOUT_MAX_S) + GIVE_UP_S
+                most = ((wanted.spec.timeout_s if wanted else 0.0) or bounds.FOREGROUND_TIMEOUT_MAX_S) + GIVE_UP_S
                 patience_s = most if yield_after is None else min(yield_after, most)
                 asks = until_input and takes_input(session)
                 end, waits = await joined(self, session, ended, patience_s=patience_s, until_input=asks)
@@ -293,13 +282,12 @@ class Engine:
             self._ends.forget(session.id, ended)
         return await self._told(session)
 
-    async def _running(self, session: Session, wanted: _Wanted | None) -> Session:
+    async def _running(self, session: Session, wanted: Grant | None) -> Session:
         """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
         if wanted is None or session.state is not SessionState.CLAIMED:
             return await self.store.get(session.id) or session
-        spec, _ = wanted
         try:
-            plan = await self.backend.plan(spec, session.conversation_id)
+            plan = await self.backend.plan(wanted.spec, session.conversation_id)
             reach("start.sent")
             if not 0 <= self._clock() - session.created_at < bounds.FRESH_S:
                 session = await self.store.get(session.id) or session
@@ -307,7 +295,7 @@ class Engine:
                     return session
             if self.inspector is not None and session.profile == WORK:
                 await self.inspector.begun(session.id, session.conversation_id)
-            seen = await self.supervised.start(session, spec, await fixed(plan, *wanted, self.backend))
+            seen = await self.supervised.start(session, wanted.spec, await fixed(plan, wanted, self.backend))
         except ExecError as error:
             session = await self._given_up(session, error)
             if session.delivery is not Delivery.SETTLED:

@@ -109,7 +109,8 @@ class MemorySessionStore(SessionStore):
         return self._sessions.get(session_id)
 
     async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
-        found = [session for session in self._of(conversation_id) if live is None or session.live == live]
+        found = (one for one in self._sessions.values() if conversation_id in (None, one.conversation_id))
+        found = [session for session in found if live is None or session.live == live]
         return sorted(found, key=lambda session: (session.created_at, session.id))
 
     async def begin_call(self, act: Act) -> dict[str, object] | None:
@@ -165,9 +166,6 @@ class MemorySessionStore(SessionStore):
         """Forget a session that has ended, and what was done to it."""
         del self._sessions[session_id]
         self._calls = {key: call for key, call in self._calls.items() if call.session_id != session_id}
-
-    def _of(self, conversation_id: str | None) -> Sequence[Session]:
-        return [session for session in self._sessions.values() if conversation_id in (None, session.conversation_id)]
 
     def _tell(self, session: Session) -> None:
         if self._sink is not None and session.end is not None and session.delivery is Delivery.CALLBACK:

@@ -15,7 +15,7 @@ from shellback.exec.core.answers import Look
 from shellback.exec.core.errors import ExecError, PasswordWanted, SessionNotFound
 from shellback.exec.core.model import SHELL, Session, SessionState
 from shellback.exec.link.supervised import Supervised
-from shellback.exec.log.output import OutputLog
+from shellback.exec.log.output import OutputLog, Slice
 from shellback.exec.policy.rules.carriers import SHELLS, name_of, names
 
 SETTLED_S: Final = 0.2
@@ -82,6 +82,25 @@ class Waiting:
     program: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A session and its output as of now.
+
+    `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
+    second stream where the streams are apart; `warning` is about the conversation, not the command. `waiting` says that
+    the call did not wait for the end because the command waits for input. `findings` are told with it, in sentences:
+    those of the end, and what the look before the command found of others of the conversation.
+    """
+
+    session: Session
+    output: Slice
+    err: Slice | None = None
+    handed_over: bool = False
+    warning: str = ""
+    waiting: Waiting | None = None
+    findings: tuple[str, ...] = ()
+
+
 class Looked(Protocol):
     """What an engine has for this."""
 
@@ -101,10 +120,10 @@ async def waiting(engine: Looked, session: Session) -> Waiting | None:
     """What a session waits for at this moment; None where it does not, or where nobody can tell. Changes nothing."""
     if not takes_input(session) or session.state is not SessionState.RUNNING:
         return None
-    look = await _look(engine, session)
+    look = await look_at(engine, session)
     if look is not None and look.quiet_s < SETTLED_S and (look.how != "none" or _hidden(look)):
         await asyncio.sleep(SETTLED_S - look.quiet_s + 0.01)
-        look = await _look(engine, session)
+        look = await look_at(engine, session)
     return None if look is None or look.quiet_s < SETTLED_S else judged(look, _last_lines(engine, session))
 
 
@@ -129,12 +148,48 @@ async def until_waiting(engine: Looked, session: Session) -> Waiting | None:
         if grown.size > size:
             size, pause = grown.size, FIRST_S
             continue
-        look = await _look(engine, session)
+        look = await look_at(engine, session)
         found = None if look is None else judged(look, _last_lines(engine, session))
         if found is not None and found.sure:
             return found
         pause = min(pause * 1.5, LONGEST_S)
     return None
+
+
+Ended = asyncio.Future[Session | None]
+"""Resolved with the session once it has ended, or with None by whoever gives up."""
+
+
+async def joined(
+    engine: Looked, session: Session, ended: Ended, *, patience_s: float, until_input: bool
+) -> tuple[Session | None, Waiting | None]:
+    """The session with its end; without one after `patience_s` or when somebody gives up.
+
+    With `until_input` also when it waits for input, and then how that is known. Cancelling ends only the waiting.
+    """
+    if ended.done():
+        return ended.result(), None
+    timer = asyncio.get_running_loop().call_later(patience_s, give_up, ended)
+    asked = asyncio.ensure_future(until_waiting(engine, session)) if until_input else None
+    if asked is not None:
+        asked.add_done_callback(lambda task: give_up(ended) if _found(task) else None)
+    try:
+        end = await ended
+        return end, _found(asked) if end is None and asked is not None and asked.done() else None
+    finally:
+        timer.cancel()
+        if asked is not None:
+            asked.cancel()
+
+
+def give_up(ended: Ended) -> None:
+    """End the waiting, unless it is over."""
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _found(asked: asyncio.Task[Waiting | None]) -> Waiting | None:
+    return None if asked.cancelled() or asked.exception() is not None else asked.result()
 
 
 def judged(look: Look, lines: list[str]) -> Waiting | None:
@@ -201,7 +256,7 @@ async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
     """Raise PasswordWanted where a model may not type `data` now: more than C-c, C-d and Escape into a password."""
     if not session.pty or not takes_input(session) or not data.strip(_NO_TEXT):
         return
-    look = await _look(engine, session)
+    look = await look_at(engine, session)
     found = None if look is None or not _hidden(look) else judged(look, _last_lines(engine, session))
     if found is not None and found.password:
         raise PasswordWanted(f"nothing was typed into session {session.id}: {advice(found, session)}")
@@ -211,7 +266,7 @@ async def shell_reads(engine: Looked, session: Session) -> bool:
     """Whether a shell may read what is typed into a session now; True also where nobody can tell."""
     if session.kind == SHELL or not _SHELLS.isdisjoint(map(name_of, _WORDS.findall(session.command))):
         return True
-    look = await _look(engine, session)
+    look = await look_at(engine, session)
     return look is None or look.how in {"unknown", "none"} or look.name in _SHELLS
 
 
@@ -224,7 +279,8 @@ def _last_lines(engine: Looked, session: Session) -> list[str]:
     return text.split("\n")
 
 
-async def _look(engine: Looked, session: Session) -> Look | None:
+async def look_at(engine: Looked, session: Session) -> Look | None:
+    """What a session does at this moment; None where this is unknown."""
     try:
         return await engine.supervised.port.look(session.id)
     except ExecError:

@@ -18,7 +18,7 @@ from shellback.exec.core.errors import ExecError, InputUnknown, InvalidCommand, 
 from shellback.exec.core.model import CallKey, Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
-from shellback.exec.engine.waiting import judged
+from shellback.exec.engine.waiting import judged, look_at
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import payload
@@ -343,14 +343,6 @@ class Course:
 
 def _is_known(prompt: Mark) -> bool:
     return prompt.said.endswith(b";" + KNOWN)
-
-
-async def look_at(engine: Engine, session: Session) -> Look | None:
-    """What a session does now; None if unknown."""
-    try:
-        return await engine.supervised.port.look(session.id)
-    except ExecError:
-        return None
 
 
 _SHELL = "bash"

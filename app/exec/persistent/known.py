@@ -11,8 +11,9 @@ from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
+from shellback.exec.engine.waiting import look_at
 from shellback.exec.log.output import OutputLog
-from shellback.exec.persistent.exchange import Outcome, look_at, prompts, reads_commands, ready, rests, runs
+from shellback.exec.persistent.exchange import Outcome, prompts, reads_commands, ready, rests, runs
 from shellback.exec.persistent.marks import Reader, last_mark
 from shellback.exec.persistent.payload import Frame
 

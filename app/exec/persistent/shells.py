@@ -60,12 +60,12 @@ class PersistentShells:
         self._made: Names | None = None
         self._known: dict[SessionId, Known] = {}
 
-    async def start(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Started:
+    async def start(self, grant: Grant, origin: CallOrigin) -> Started:
         """Start a shell, once for this call, and wait for its prompt; it may have ended by itself before.
 
         Raises what `Engine.launch` does, and ShellBusy where it does not answer.
         """
-        session = await self._engine.launch(spec, origin, grant)
+        session = await self._engine.launch(grant, origin)
         exchange = Exchange(self._engine, session, self._names, CallKey(f"{call_key(origin)}.0"))
         begun: Outcome | None = None
         with self._held(session) as known, suppress(TaskCompleted):

@@ -178,14 +178,14 @@ def _place(cwd: str, places: Sequence[str], workspace: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -> Plan:
+async def fixed(plan: Plan, grant: Grant, backend: Backend) -> Plan:
     """The plan of a granted command with its directory and scripts; the supervisor compares them once more.
 
     Raises:
         CommandDenied: What would run has changed since the grant.
         InvalidCommand: The directory is gone.
     """
-    now = await proposed(spec, backend)
+    now = await proposed(grant.spec, backend)
     if not grant.covers(now):
         raise CommandDenied(
             f"changed since it was approved: {binding.changed(grant.proposal.facts, now.facts)}; nothing was started "

@@ -162,7 +162,8 @@ class Grant:
     @property
     def spec(self) -> CommandSpec:
         """The command that may be started."""
-        assert self.proposal.spec is not None
+        if self.proposal.spec is None:
+            raise CommandDenied("this was granted for something else than a command; nothing was started")
         return self.proposal.spec
 
     def covers(self, proposal: Proposal) -> bool:

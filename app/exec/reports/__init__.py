@@ -1,1 +1,1 @@
-"""What the agent is told of sessions: results, callbacks, output events."""
+"""Reports on sessions for the agent: results, callbacks, output events."""

@@ -1,4 +1,4 @@
-"""What an EXEC_CALLBACK and an EXEC_WATCH carry, and how the woken agent reads it."""
+"""Payload and prompt of EXEC_CALLBACK and EXEC_WATCH."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shellback.exec.reports.render import dropped_words, err_measured, facts, me
 
 HEADER: Final = "A process in the background has ended."
 NOTICE: Final = "notice"
-"""In the metadata of a text of a history that nobody said: what it tells of. Of an end, its session is beside it."""
+"""Metadata key of a notice in a history: its subject. For an end, `session_id` is beside it."""
 KEYS: Final = (
     "session_id",
     "state",
@@ -34,13 +34,11 @@ KEYS: Final = (
 
 
 def callback_payload(session: Session, log: OutputLog | None = None, err: OutputLog | None = None) -> dict[str, object]:
-    """The payload for an ended session: the keys of `KEYS`, and those that it has a reason for.
+    """The payload for an ended session: `KEYS`, and the optional keys that apply.
 
-    These are `err_*` of a second stream, `dropped_because` and `uncounted` where output could not be written, `errno`,
-    `findings` and `protection_lost`.
-
-    Reads at most `limits.CALLBACK_CHARS` bytes of each, at once: it is called inside a store's transaction. Where the
-    log is another host's (`log` None), how much was printed is not known: those counts are None.
+    Optional are `err_*` for a separate stderr, `dropped_because` and `uncounted` if output could not be written,
+    `errno`, `findings` and `protection_lost`. Reads at most `limits.CALLBACK_CHARS` bytes of each log and blocks,
+    because it runs inside a store's transaction. Without a `log` (of another host) the counts are None.
     """
     payload = facts(session)
     lost: dict[str, object] = {}
@@ -65,15 +63,15 @@ def _last(log: OutputLog) -> tuple[Slice, list[str]]:
     try:
         shown = log.last_lines(limits.CALLBACK_LINES, limits.CALLBACK_CHARS)
     except OSError as error:
-        # An end is told all the same.
+        # The end is reported all the same.
         shown = Slice(text=f"[its output cannot be read: {error.strerror}]", uncounted=True)
     return shown, shown.text.splitlines()[-limits.CALLBACK_LINES :]
 
 
 def wake_text(payload: Mapping[str, Any]) -> str:
-    """The prompt of a wake: what ended, how, and its last lines framed as data.
+    """The prompt of a callback: what ended, how, and its last lines as data.
 
-    Each line is one JSON string, so no output can leave the frame; there is no empty line in it.
+    Each line of output is one JSON string, so output cannot leave the frame. There is no empty line.
     """
     session_id = payload["session_id"]
     told = [
@@ -113,7 +111,7 @@ def _printed(payload: Mapping[str, Any], said: str, reads: str, stream: str = ""
 
 
 def ended_in(metadata: object) -> str | None:
-    """The session whose end a text of a history tells, by its metadata; None where it tells of something else."""
+    """The session whose end a text of a history reports, by its metadata; None for other texts."""
     about: Mapping[str, Any] = cast("Mapping[str, Any]", metadata) if isinstance(metadata, dict) else {}
     return about["session_id"] if about.get(NOTICE) == "exit" else None
 
@@ -123,7 +121,7 @@ _COMMAND_CHARS: Final = 300
 
 
 def watch_payload(watch: Watch, hit: Hit) -> dict[str, Any]:
-    """The payload of a hit; `watch` is as it is after it. What the condition found is among it as it was found."""
+    """The payload of a hit; `watch` is its state after the hit."""
     return {
         **hit.payload,
         "watch_id": watch.id,
@@ -137,10 +135,7 @@ def watch_payload(watch: Watch, hit: Hit) -> dict[str, Any]:
 
 
 def watch_text(payload: Mapping[str, Any]) -> str:
-    """The prompt of a wake: what was waited for, what came, and output framed as data.
-
-    Each piece of output is one JSON string, so none can leave the frame; there is no empty line in it.
-    """
+    """The prompt of a hit: the condition, what happened, and output as data, framed as in `wake_text`."""
     session_id = payload["session_id"]
     told = [WATCH_HEADER, watch_line(payload)]
     if payload.get("ended"):
@@ -158,7 +153,7 @@ def watch_text(payload: Mapping[str, Any]) -> str:
 
 
 def watch_line(payload: Mapping[str, Any]) -> str:
-    """What was waited for and what came, in one line."""
+    """The condition and what happened, in one line."""
     command = _quoted(payload["command"][:_COMMAND_CHARS])
     return f"Session {payload['session_id']} ({command}): {_what(payload)}."
 

@@ -1,7 +1,6 @@
-"""What processes in the background print and how they end, for whoever shows it: notices without the output itself.
+"""Notices of output and ends of background processes, for display, without the output itself.
 
-A notice says how much there is; the log has what. Notices that nobody has taken yet are joined, so one who takes them
-slowly gets fewer, never more than there are streams.
+Notices that were not taken yet are merged: a slow reader gets fewer, at most one for each stream.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ log = logging.getLogger(__name__)
 
 REST_S: Final = 0.1
 WAITING: Final = 1_024
-"""Notices that wait to be taken; what comes beyond is counted and dropped."""
+"""Notices that wait to be taken; further ones are dropped and counted."""
 _PATIENCE_S: Final = 300.0
 _AGAIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEvent:
-    """One notice. `label` is that of the process's block; `dropped` is about no process: `count` notices are missing.
+    """One notice. `label` is that of the process's block. `dropped`: `count` notices are missing.
 
     `output`: `bytes` more of `stream`, `total` in all. `exit`: how the process ended, `ending` in words.
     """
@@ -61,10 +60,9 @@ class OutputEvent:
 
 
 class OutputFeed:
-    """Follows the processes in the background of one conversation, or of all, from now on; those to come too.
+    """Follows present and future background processes of one conversation, or of all, from now on.
 
-    A stream is looked at again `rest_s` seconds after it grew. Only what this host runs, and what is started through
-    `engine`, is seen.
+    A stream is read again `rest_s` seconds after it grew. Sees only what this host runs and what `engine` starts.
     """
 
     def __init__(self, engine: Engine, conversation_id: str | None = None, *, rest_s: float = REST_S) -> None:
@@ -77,7 +75,7 @@ class OutputFeed:
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> OutputFeed:
-        """Begin to follow."""
+        """Start following."""
         self._engine.registry.listeners.add(self._heard)
         try:
             for session in await self._engine.store.list(conversation_id=self._conversation_id, live=True):
@@ -88,7 +86,7 @@ class OutputFeed:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Follow no more; processes go on."""
+        """Stop following; processes go on."""
         self._engine.registry.listeners.discard(self._heard)
         tasks = list(self._following.values())
         for task in tasks:
@@ -96,7 +94,7 @@ class OutputFeed:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def new(self) -> list[OutputEvent]:
-        """All notices since the last call, once there are any. Cancelling loses none."""
+        """Wait for notices, and return all since the last call. Cancelling loses none."""
         await self._news.wait()
         self._news.clear()
         events, self._waiting = list(self._waiting.values()), {}
@@ -134,7 +132,7 @@ class OutputFeed:
                     rest_s=self._rest_s,
                     timeout_s=_PATIENCE_S,
                 )
-            except Exception as error:  # noqa: BLE001 - as while the database is away; nobody else follows it
+            except Exception as error:  # noqa: BLE001 - the database may be away; nothing else follows the process
                 await _later(session, error)
                 continue
             self._grew(session, "stdout", now.size - seen.size, now.size)
@@ -174,7 +172,7 @@ class OutputFeed:
 async def output_events(
     engine: Engine, conversation_id: str | None = None, *, rest_s: float = REST_S
 ) -> AsyncGenerator[OutputEvent]:
-    """Notices as they come, of one conversation or of all, until the iteration is left; leaving ends no process."""
+    """Yield notices of one conversation or of all, as they come; leaving the loop ends no process."""
     async with OutputFeed(engine, conversation_id, rest_s=rest_s) as feed:
         while True:
             for event in await feed.new():

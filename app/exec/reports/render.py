@@ -1,17 +1,17 @@
-"""How a session and its output read: facts for programs, a closing line for the model."""
+"""Renders a session and its output: facts for programs, text for the model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.end_text import how_it_ended, losses_text
 from shellback.exec.core.model import TURN, Session, SessionState
-from shellback.exec.engine.joining import Outcome
-from shellback.exec.engine.waiting import advice
+from shellback.exec.engine.waiting import Outcome, Waiting, advice
+from shellback.exec.engine.waiting import shown as shown_waiting
 from shellback.exec.log.output import Slice
 from shellback.exec.wire.gaps import why
 from shellback.exec.wire.sandbox import CONTAINED
@@ -29,7 +29,7 @@ def _told(session: Session) -> str:
 
 
 def facts(session: Session) -> dict[str, object]:
-    """What is known of a session, as portable JSON; the same keys whatever its state. Paths are this machine's."""
+    """A session as JSON, with the same keys in every state. Paths are this machine's."""
     end = session.end
     return {
         "session_id": session.id,
@@ -48,12 +48,12 @@ def facts(session: Session) -> dict[str, object]:
 
 
 def err_path(session: Session) -> str:
-    """Where the second stream of a session is, beside its log."""
+    """The path of a session's separate stderr."""
     return f"{session.log_path.removesuffix('.log')}.err"
 
 
 def inside(session: Session) -> dict[str, object]:
-    """Where a session in a container has its directory and its log in there, as its commands name them; else {}."""
+    """Inner paths of directory and logs, for a session in a container; else {}."""
     kind = KINDS.get(session.backend)
     if kind is None or not kind.contained:
         return {}
@@ -68,15 +68,15 @@ def inside(session: Session) -> dict[str, object]:
 
 
 def measured(shown: Slice, err: Slice | None = None) -> dict[str, object]:
-    """How much of the output is in a text, as portable JSON; `read` is the range that is in it as a whole.
+    """How much of the output a text has, as JSON; `read` is its byte range, None if the middle was cut out.
 
-    Of a second stream that is kept apart, the same under names of its own.
+    The same for a separate stderr, as `err_*`.
     """
     return {**_counts(shown), "read": None if shown.cut else [shown.start, shown.end], **err_measured(err)}
 
 
 def err_measured(err: Slice | None) -> dict[str, object]:
-    """How much of the second stream is in a text; {} where both are one."""
+    """The counts of a separate stderr, as `err_*`; {} without one."""
     if err is None:
         return {}
     return {f"err_{name}": value for name, value in (*_counts(err).items(), ("next_offset", err.end))}
@@ -92,7 +92,7 @@ def _counts(shown: Slice) -> dict[str, object]:
 
 
 def unwritten(*streams: Slice) -> dict[str, object]:
-    """Why some of the output could not be written, and whether more was dropped than the counts say; {} mostly."""
+    """Why output could not be written, and whether more was dropped than counted; mostly {}."""
     found: dict[str, object] = {}
     if number := max(one.errno for one in streams):
         found["dropped_because"] = why(number)
@@ -100,14 +100,14 @@ def unwritten(*streams: Slice) -> dict[str, object]:
 
 
 def dropped_words(least: object, because: object) -> tuple[str, str]:
-    """What a sentence puts before its counts where more was dropped than they say, and why something was."""
+    """The words before a count of dropped bytes (if more was dropped than counted) and after it (the cause)."""
     return "at least " if least else "", f" because {because}" if because else ""
 
 
-def polled(session: Session, new: Slice, err: Slice | None = None) -> dict[str, object]:
-    """How a session stands and what is `new` in its output, as a model reads it; `stderr` where that is kept apart."""
+def polled(session: Session, new: Slice, err: Slice | None = None, waits: Waiting | None = None) -> dict[str, Any]:
+    """The state of a session and its `new` output, for a model; with a separate `stderr`."""
     known = facts(session)
-    value: dict[str, object] = {key: known[key] for key in ("state", "exit_code", "signal")}
+    value: dict[str, Any] = {key: known[key] for key in ("state", "exit_code", "signal")}
     value |= {"output": new.text, "next_offset": new.end}
     if new.partial:
         value |= {"truncated": new.cut, "bytes_total": new.bytes_total, "bytes_dropped": new.bytes_dropped}
@@ -121,12 +121,13 @@ def polled(session: Session, new: Slice, err: Slice | None = None) -> dict[str, 
     value |= {key: known[key] for key in ("errno", "evidence", "survivors") if known[key]}
     if session.end and session.end.findings:
         value["findings"] = list(session.end.findings)
-    lost = losses_text(session.end.losses) if session.end else []
-    return value | ({"protection_lost": lost} if lost else {})
+    if lost := losses_text(session.end.losses) if session.end else []:
+        value["protection_lost"] = lost
+    return value if waits is None else {**value, "waiting_for_input": shown_waiting(waits, session)}
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """The result of `execute` as the model reads it: the output, then one line that says how it stands."""
+    """The result of `execute` for the model: the output, then one line with the state."""
     session = outcome.session
     parts = [outcome.output.text]
     if outcome.err is not None and outcome.err.text:
@@ -158,7 +159,7 @@ def ended_line(session: Session, shown: Slice | None = None, err: Slice | None =
 
 
 def killed_text(session: Session, survivors: Sequence[int]) -> str:
-    """The result of `process_kill`: how it ended, and whether its whole tree is gone."""
+    """The result of `process_kill`: the end, and whether the whole tree is gone."""
     if session.end is None:
         return f"[session {session.id} was told to end and has not yet; process_poll shows when it has]"
     left = f"could not be ended: {', '.join(map(str, survivors))}" if survivors else "its whole process tree is gone"

@@ -381,6 +381,6 @@ class Owners:
     engine: Engine
     policy: Policy
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         authority = ByOperator(self.engine) if call_in_progress() is None else ByCall(self.engine, self.policy)
         return await authority.permit(spec, scope)

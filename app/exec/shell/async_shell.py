@@ -213,7 +213,7 @@ class AsyncShell:
             if isinstance(found, Session):
                 session, prompt = found, ""
             else:
-                started = await self._shells.start(found[0], origin, found[1])
+                started = await self._shells.start(found, origin)
                 session, prompt = started.session, started.output
         self._tidy()
         return ShellSession(self.engine, self._shells, self._authority, session, prompt, self._origin, self._validator)
@@ -287,7 +287,7 @@ class _OfScript:
     inner: Authority
     script: str
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         await self.inner.permit(replace(spec, command=self.script, stdin=None), scope)
         return await self.inner.permit(spec, scope)
 

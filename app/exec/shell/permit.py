@@ -15,7 +15,7 @@ from shellback.exec.core.model import READ_ONLY, WORK, CallOrigin, CommandSpec, 
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.commands import CHANGED, proposed
 from shellback.exec.policy.policy import (
@@ -44,8 +44,8 @@ async def permit(
     *,
     tool: str = "execute",
     approved: Verdict | None = None,
-) -> tuple[CommandSpec, Grant]:
-    """Permit a command of a tool's code without asking; returns the command as it may run, and its grant.
+) -> Grant:
+    """Permit a command of a tool's code without asking; returns the grant for the command as it may run.
 
     A command that policy would ask about runs in the read-only profile, where it changes nothing. A tool whose command
     must write raises `ApprovalRequired` first; the approval of its call then permits the command, unless policy denies
@@ -70,7 +70,7 @@ async def permit(
         await policy.refused(asked, error)
         raise
     assert made is not None
-    return permitted, made
+    return made
 
 
 def _held(engine: Engine, verdict: Verdict) -> Verdict:
@@ -89,8 +89,8 @@ def _held(engine: Engine, verdict: Verdict) -> Verdict:
 class Authority(Protocol):
     """Permits the commands of a shell."""
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
-        """Permit a command of `scope`; returns it as it may run, and its grant. CommandDenied if it may not run."""
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
+        """Permit a command of `scope`; returns the grant for it as it may run. CommandDenied if it may not run."""
         ...
 
 
@@ -102,7 +102,7 @@ class ByPolicy:
     policy: Policy
     tool: str = "execute"
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         return await permit(self.engine, self.policy, spec, scope, tool=self.tool)
 
 
@@ -116,11 +116,11 @@ class ByOperator:
     engine: Engine
     reason: str = "the code that has the shell"
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         why = await checking(self.engine.backend.uid).run(partial(self._refusal, spec, scope), seconds=CHECK_S)
         if why is not None:
             raise CommandDenied(f"refused by policy: {why}")
-        return spec, grant_by_operator(await proposed(spec, self.engine.backend), self.reason)
+        return grant_by_operator(await proposed(spec, self.engine.backend), self.reason)
 
     def _refusal(self, spec: CommandSpec, scope: str) -> str | None:
         backend, workspace = self.engine.backend, self.engine.workspace
@@ -148,7 +148,7 @@ async def run_permitted(
         InvalidCommand: Another command has run for `origin`.
     """
     found = await permitted_or_before(engine, authority, spec, scope, origin)
-    return await (engine.resumed(found) if isinstance(found, Session) else engine.run(found[0], origin, found[1]))
+    return await (engine.resumed(found) if isinstance(found, Session) else engine.run(found, origin))
 
 
 async def launch_permitted(
@@ -156,13 +156,13 @@ async def launch_permitted(
 ) -> Session:
     """Start a command in the background by `Engine.launch`; otherwise as `run_permitted`."""
     found = await permitted_or_before(engine, authority, spec, scope, origin)
-    return found if isinstance(found, Session) else await engine.launch(found[0], origin, found[1])
+    return found if isinstance(found, Session) else await engine.launch(found, origin)
 
 
 async def permitted_or_before(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
-) -> tuple[CommandSpec, Grant] | Session:
-    """The command and its grant, for a start or a replay; or the session, if only that is left. See `run_permitted`."""
+) -> Grant | Session:
+    """The grant of a command, for a start or a replay; or the session, if only that is left. See `run_permitted`."""
     # What a backend is held to may be known only once it has been looked at.
     await engine.start()
     before = await engine.store.get(session_id(origin))
@@ -177,7 +177,7 @@ async def permitted_or_before(
     with contextlib.suppress(InvalidCommand):  # its directory may have gone, even by what it did
         again = grant_again(await proposed(spec, engine.backend), before.digest)
         if again is not None:
-            return spec, again
+            return again
     if before.state is SessionState.CLAIMED and await engine.settled(before) is None:
         raise CommandDenied(CHANGED)
     return before

@@ -367,8 +367,8 @@ class ShellSession:
         if await self._engine.store.recalled(call_key(origin)) is None:
             # What holds the shell holds its commands: one that may write runs none that may only read.
             spec = CommandSpec(command=command, cwd=self._session.cwd, kind=SHELL, profile=self._session.profile)
-            permitted, grant = await self._authority.permit(spec, self._session.conversation_id)
-            if permitted.profile != self._session.profile:
+            grant = await self._authority.permit(spec, self._session.conversation_id)
+            if grant.spec.profile != self._session.profile:
                 raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
             by, digest = grant.by, grant.digest
         done = await self._shells.exec(

@@ -1,4 +1,4 @@
-"""The exec tools as a capability: tools and the instructions that go with them."""
+"""The exec tools as a capability, with their instructions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHELLS: Final = "shell_session keeps directory, variables and functions from on
 
 @dataclass(init=False)
 class ExecCapability(AbstractCapability[Any]):
-    """Gives an agent the exec tools of `tools`; while the gate is off, neither tools nor instructions.
+    """Gives an agent the exec tools; while the gate is off, neither tools nor instructions.
 
-    `instructions` take the place of those that go with the tools; `preview` says what was put into the workspace.
+    `instructions` replace the default ones; `preview` says what was put into the workspace.
     """
 
     def __init__(self, tools: ExecTools, *, instructions: str | None = None, preview: str = "") -> None:

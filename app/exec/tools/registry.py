@@ -1,4 +1,4 @@
-"""The tools that there are: each module of `tools.all` declares some, in the order in which a model is shown them."""
+"""All tools that the modules of `tools.all` declare, in the order in which a model sees them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shellback.exec.tools.tool import Action, ExecTool
 
 @cache
 def tools() -> dict[str, ExecTool]:
-    """All tools by their names."""
+    """All tools by name."""
     return {tool.name: tool for tool in _declared()}
 
 
 def tool_named(name: str) -> ExecTool:
-    """The tool of a call or of a record; one that is not known asks always."""
+    """The tool of this name; an unknown one always asks."""
     return tools().get(name) or ExecTool(name=name, approval="ask")
 
 

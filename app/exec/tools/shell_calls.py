@@ -1,4 +1,4 @@
-"""The calls that are about a shell that stays: what each would do, and what a person would approve with it."""
+"""Calls about a persistent shell: what each would do, and what a person would approve."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TIMEOUT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 300.0
 _TIMEOUT_MIN_S: Final = 0.1
 _LATE_S: Final = 30.0
-"""How much longer than its timeout a command may take to be told of."""
+"""Seconds to wait for the result of a command after its timeout."""
 _OWN: Final = "shell:"
-"""What the tool call id of a shell that `shell` has started begins with; the call's key follows."""
+"""Prefix of the tool call id of a shell that the tool `shell` started; the call key follows."""
 
 
 def check_timeout(_: Engine, args: Args) -> None:
-    """Accept how long a command may be waited for, or raise InvalidCommand."""
+    """Raise InvalidCommand if `timeout` is out of range."""
     timeout = args.get("timeout")
     if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
         raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
@@ -46,12 +46,12 @@ def start_spec(engine: Engine, args: Args) -> CommandSpec:
 
 
 def own_shell(origin: CallOrigin) -> CallOrigin:
-    """Who starts the shell of `shell`, where a call of that finds none."""
+    """The origin of the shell that a call of `shell` starts when the conversation has none."""
     return replace(origin, tool_call_id=f"{_OWN}{call_key(origin)}", ordinal=0)
 
 
 def noted(note: str, shown: Slice) -> dict[str, Any]:
-    """What a result says beside its documented keys, where there is something to say."""
+    """Optional keys of a result."""
     found: dict[str, Any] = {"note": note} if note else {}
     if shown.partial:
         found |= {"truncated": shown.cut, "bytes_total": shown.bytes_total, "bytes_dropped": shown.bytes_dropped}
@@ -69,10 +69,7 @@ class ShellCalls:
     async def line(
         self, shell: Session | None, args: Args, *, tool: str, conversation_id: str
     ) -> tuple[CommandSpec, Proposal, Proposal | None]:
-        """The command of a call for a shell as policy reads it, and as a person approves it; else InvalidCommand.
-
-        Without a shell, also the one that is started for it.
-        """
+        """The command for a shell, its proposal, and without a shell the proposal of the one to start."""
         workspace, limits = self._engine.workspace, self._engine.limits
         place = str(workspace) if shell is None else self._outer(await self.shells.cwd(shell.id, conversation_id))
         spec = command_spec(command=args["command"], workspace=workspace, limits=limits)
@@ -91,11 +88,7 @@ class ShellCalls:
         return spec, Proposal(tool=tool, facts=facts), starts
 
     async def exec(self, session_id: str, args: Args, origin: CallOrigin, grant: Grant | None) -> Executed:
-        """Have a shell run the command of a call, as `PersistentShells.exec`.
-
-        Raises:
-            InvalidCommand: Also where it is not waited for any more, because its turn is to end.
-        """
+        """Have a shell run the command of a call; InvalidCommand also if the turn ends before the command."""
         seconds = args["timeout"] or TIMEOUT_S
         running = asyncio.ensure_future(
             self.shells.exec(
@@ -108,7 +101,7 @@ class ShellCalls:
                 digest=grant.digest if grant else "",
             )
         )
-        # Who waits for a session hears that nobody is to wait any more.
+        # `Engine.give_up` ends this wait when the turn is to end.
         told = asyncio.ensure_future(self._engine.wait(SessionId(session_id), up_to=seconds + _LATE_S))
         try:
             await asyncio.wait((running, told), return_when=asyncio.FIRST_COMPLETED)
@@ -120,19 +113,19 @@ class ShellCalls:
         raise InvalidCommand(f"the command runs on in shell {session_id}; it is not waited for, because this turn ends")
 
     async def last(self, session: Session) -> str:
-        """The last that a shell has shown, without what is only between it and us."""
+        """The last output of a shell, without marks."""
         log = self._engine.output(session)
         data = without(await log.raw(max(0, log.size() - 4 * STREAM_CHARS), log.size()))
         return decoded(data)[-STREAM_CHARS:]
 
     async def own(self, conversation_id: str, *, live: bool | None = True) -> Session | None:
-        """The newest shell of `shell` in a conversation, if one lives."""
+        """The newest shell that `shell` started in a conversation; None if none is live."""
         found = await self._engine.store.list(conversation_id=conversation_id, live=live)
         shells = [one for one in found if one.kind == SHELL and one.tool_call_id.startswith(_OWN)]
         return shells[-1] if shells else None
 
     def _outer(self, path: str) -> str:
-        """A directory as this machine names it, of one that a shell tells."""
+        """The path on this machine of a directory in the shell."""
         backend = self._engine.backend
         if backend.inner == str(backend.workspace) or not PurePath(path).is_relative_to(backend.inner):
             return path
@@ -140,12 +133,12 @@ class ShellCalls:
 
 
 async def shell_of(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - the key is for shells that a call starts
-    """The shell that a call names, as `PersistentShells.get` has it."""
+    """The shell that a call names."""
     return await shells.shells.get(args["session_id"], conversation_id, ended=True)
 
 
 async def shell_of_conversation(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - they name no shell
-    """The shell of the conversation, where it has one; `key` is the call's, empty where it is only shown."""
+    """The shell of the conversation, or None; `key` is the call key, empty if the call is only shown."""
     own = await shells.own(conversation_id)
-    # What this very call has started before a crash was not there when it was approved.
+    # A shell that this call started before a crash did not exist when the call was approved.
     return None if own is not None and own.tool_call_id == f"{_OWN}{key}" else own

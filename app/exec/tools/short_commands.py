@@ -1,7 +1,4 @@
-"""`shell_execute`, `evaluate_python` and `run_shell`: from arguments to a command, from its end to a result.
-
-Words are quoted one by one, so that none of them means anything to the shell that runs them.
-"""
+"""`shell_execute`, `evaluate_python` and `run_shell`: arguments to command, end to result."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from shellback.exec.reports.render import unwritten
 from shellback.exec.tools.tool import Args
 
 COMMAND_CHARS: Final = 4_096
-"""Of all words together, with a blank between each two."""
+"""All words together, joined with blanks."""
 STDIN_CHARS: Final = 48_000
 ENV_VARIABLES: Final = 64
 ENV_NAME_CHARS: Final = 80
@@ -32,7 +29,7 @@ TIMEOUT_MIN_S: Final = 1.0
 TIMEOUT_MAX_S: Final = 120.0
 TIMEOUT_S: Final = 30.0
 OUTPUT_BYTES: Final = 32 * 1024
-"""Of both streams together; each is sure of half."""
+"""Both streams together; each gets at least half."""
 CODE_BYTES: Final = 1 << 20
 PYTHON_S: Final = 5.0
 TIMED_OUT: Final = 124
@@ -41,7 +38,7 @@ CAPTURE_DISABLED: Final = "capture disabled"
 
 
 def quoted(words: Sequence[str]) -> str:
-    """The line that runs exactly these words: each in quotes, also where it would not need them."""
+    """A shell line that runs exactly these words, each in quotes."""
     return " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
 
 
@@ -50,7 +47,7 @@ PYTHON: Final = quoted(["python3", "-"])
 
 
 def shell_spec(engine: Engine, args: Args) -> CommandSpec:
-    """The command that the arguments of `shell_execute` describe; its timeout is brought into what is allowed.
+    """The command that the arguments of `shell_execute` describe, with a clamped timeout.
 
     Raises:
         InvalidCommand: An argument is not acceptable; the message names the bound.
@@ -79,14 +76,14 @@ _INSTEAD: Final = {
     "writes": "write_file, or write the file in the code",
     "globals": "assignments at the beginning of the code",
 }
-"""What only an evaluator in memory could take, and what is used here."""
+"""Arguments that only an in-memory evaluator supports, and what to use instead."""
 
 
 def python_spec(engine: Engine, args: Args) -> CommandSpec:
-    """The command that `evaluate_python` runs: the code is its input and nothing else is given to it.
+    """The command that `evaluate_python` runs, with the code as its standard input.
 
     Raises:
-        InvalidCommand: There is no code, too much of it, or something that only an evaluator in memory could take.
+        InvalidCommand: The code is empty or too long, or an argument of `_INSTEAD` is given.
     """
     for name, instead in _INSTEAD.items():
         if args[name]:
@@ -109,14 +106,14 @@ def python_spec(engine: Engine, args: Args) -> CommandSpec:
 
 
 def clamped(timeout_seconds: float, limits: Limits) -> float:
-    """The timeout that holds for a wish, in seconds; InvalidCommand of what is no number."""
+    """The timeout in seconds, clamped to the bounds; InvalidCommand for NaN."""
     if math.isnan(timeout_seconds):
         raise InvalidCommand("timeout_seconds is no number; give 1 to 120")
     return min(max(timeout_seconds, TIMEOUT_MIN_S), TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
 
 
 def clamp_note(timeout_seconds: float, limits: Limits) -> str:
-    """What is said of a timeout that was brought into what is possible; "" of any other."""
+    """The note about a clamped timeout, else ""."""
     used = clamped(timeout_seconds, limits)
     most = min(TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
     if used == timeout_seconds:
@@ -125,7 +122,7 @@ def clamp_note(timeout_seconds: float, limits: Limits) -> str:
 
 
 def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -> dict[str, Any]:
-    """What both tools say of an end: streams, exit code, whether it was timed out; more only where there is more."""
+    """The result of both tools: streams, exit code, `timed_out`, and the keys of `beyond`."""
     end = session.end
     timed_out = session.state is SessionState.TIMED_OUT
     return {
@@ -139,7 +136,7 @@ def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -
 
 
 def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
-    """What a result says beside its documented keys: only where something was cut, signalled or lost."""
+    """Optional keys of a result: something was cut, signalled or lost."""
     end = session.end
     found = dict[str, Any]()
     if any(one.partial for one in streams):
@@ -161,13 +158,13 @@ def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
 
 
 def without_python(found: Mapping[str, Any]) -> bool:
-    """Whether a result of `evaluate_python` says that nothing ran for want of a python3."""
+    """Whether a result of `evaluate_python` says that python3 is missing."""
     missing = "python3" in found["stderr"] and "not found" in found["stderr"]
     return found["exit_code"] == _MISSING and not found["stdout"] and missing
 
 
 def exit_code(session: Session) -> int | None:
-    """The kernel's number, or that of a shell whose program cannot be started; None where there is none."""
+    """The exit code of the process, or 126 or 127 if it could not be started; None if there is none."""
     end = session.end
     if end is not None and session.state is SessionState.START_FAILED:
         return {errno.ENOENT: _MISSING, errno.EACCES: 126}.get(end.errno or 0)
@@ -234,7 +231,7 @@ def login_spec(engine: Engine, args: Args) -> CommandSpec:
 
 
 def login_seconds(timeout_ms: int, engine: Engine) -> float:
-    """The timeout of `run_shell`; its default is brought into what an operator allows."""
+    """The timeout of `run_shell` in seconds; its default is clamped to the operator's maximum."""
     most = min(TIMEOUT_MAX_MS, round(engine.limits.foreground_timeout_max_s * 1000))
     timeout_ms = min(timeout_ms, most) if timeout_ms == TIMEOUT_MS else timeout_ms
     if not _TIMEOUT_MIN_MS <= timeout_ms <= most:
@@ -246,7 +243,7 @@ def login_seconds(timeout_ms: int, engine: Engine) -> float:
 
 
 def login_result(session: Session, out: Slice, err: Slice, *, timeout_s: float) -> dict[str, Any]:
-    """What `run_shell` returns of an end: four keys, and more only where there is more to say."""
+    """The result of `run_shell`: four keys, and those of `beyond`."""
     status, code, stderr = "ok", exit_code(session), err.text
     if session.state is SessionState.TIMED_OUT:
         status, code = "timeout", _TIMED_OUT

@@ -1,6 +1,6 @@
-"""A tool as one object: what policy knows of it, what a model is told of it, and what a call of it does.
+"""A tool as one object: its facts for policy, its text for the model, its body.
 
-Nothing here loads the agent framework, so that whoever has the name of a tool can ask what it is.
+Does not import the agent framework, so that policy and the command line can look tools up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Args = Mapping[str, Any]
 T = TypeVar("T")
 Part = Literal["commands", "sessions", "shell", "blocks", "watches", "workspace"]
-"""The part of the toolset that a tool belongs to; an operator chooses the parts."""
+"""The part of the toolset that a tool belongs to; the operator switches parts on and off."""
 
 
 class Result(NamedTuple, Generic[T]):
@@ -42,7 +42,7 @@ class Result(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call of a tool: its validated arguments with all defaults, and what it may use."""
+    """One call of a tool, with its validated arguments and all defaults."""
 
     calls: ToolCalls
     ctx: RunContext[Any]
@@ -51,41 +51,36 @@ class Invocation:
 
     @property
     def engine(self) -> Engine:
-        """Where commands run."""
+        """The engine that runs commands."""
         return self.calls.engine
 
     @property
     def act(self) -> ExecTool:
-        """The tool that the call amounts to."""
+        """The tool, or the action of it that the call chose."""
         return self.tool.act(self.args)
-
-    @property
-    def approved(self) -> bool:
-        """Whether a person has approved it."""
-        return self.ctx.tool_call_approved
 
     @cached_property
     def origin(self) -> CallOrigin:
-        """Who asked for it; InvalidCommand where the call is not in the run's messages."""
+        """Its origin; InvalidCommand if the call is not in the run's messages."""
         return origin_of(self.ctx)
 
     @property
     def key(self) -> CallKey:
-        """Names the call, the same in every repeat of it."""
+        """Its call key, the same in every replay."""
         return call_key(self.origin)
 
     @property
     def conversation_id(self) -> str:
-        """The conversation that it is part of."""
+        """Its conversation."""
         return conversation_of(self.ctx)
 
     @property
     def sessions(self) -> Sessions:
-        """The sessions that it may see."""
+        """The sessions of its conversation."""
         return Sessions(self.engine, self.conversation_id)
 
     async def made_before(self) -> bool:
-        """Whether this is the repeat of a call that has acted: it is told what it did, whatever happened since."""
+        """Whether this is the replay of a call that has acted: then it returns the recorded outcome."""
         return await self.engine.store.recalled(self.key) is not None
 
     async def session(self) -> Session:
@@ -99,13 +94,11 @@ async def _unmade(*_: Any, **__: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecTool(Tool):
-    """A tool with its body; an instance decorates `run`, whose name, signature and docstring a model is shown.
+    """A tool with its body; an instance decorates `run`, whose name, signature and docstring the model sees.
 
-    `check` accepts the arguments before anybody is asked, `ready` what they are about as it stands then. What a call
-    would do is, for policy and the person, the command that it starts (`spec`), the command that it has a shell run
-    (`line` finds the shell), or the bytes that it types (`typed`); a tool that has none is judged by its arguments.
-    `part` is the part of the toolset, `renamed` maps facts to the names that a person is shown, `worded`
-    makes the text of an error.
+    Before a person is asked, `check` validates the arguments and `ready` the session that they name. Policy judges the
+    command that a call starts (`spec`), the command for a shell (`line` finds the shell) or the typed bytes
+    (`typed`), else the arguments. `renamed` maps facts to the names that a person is shown; `worded` words errors.
     """
 
     part: Part = "commands"
@@ -123,22 +116,17 @@ class ExecTool(Tool):
         return replace(self, name=self.name or run.__name__, run=run)
 
     def act(self, args: Args) -> ExecTool:
-        """The tool that a call amounts to: of one that does several things, the one that does just this."""
+        """The tool, or the action of it that these arguments choose."""
         found = super().act(args)
         return found if isinstance(found, ExecTool) else _ASKING
-
-    def command(self, engine: Engine, args: Args) -> CommandSpec:
-        """The command that a call starts."""
-        assert self.spec is not None
-        return self.spec(engine, args)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileTool(ExecTool):
-    """A tool for files, which starts no process: what a call would do is what `look` finds.
+    """A tool for files: `look` finds what a call would do.
 
-    A reading one has `tell`, a changing one `wanted`: whether a file is as an interrupted call was to leave it.
-    `follow` is whether a change is to what a link leads to.
+    A reading tool has `tell`; a changing one has `wanted`: whether a file is as an interrupted call was to leave it.
+    With `follow` a change goes through a symlink.
     """
 
     category: Literal["exec", "process", "workspace"] = "workspace"
@@ -154,17 +142,13 @@ _ASKING = ExecTool(name=ASKING.name, approval=ASKING.approval)
 
 @dataclass(frozen=True, kw_only=True)
 class Action(ExecTool):
-    """One of several things that a tool does: the parameters that it `needs`, and those that it `takes` besides."""
+    """One action of a tool: the parameters that it `needs`, and the optional ones that it `takes`."""
 
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
     def accept(self, choice: str, args: Args) -> None:
-        """Accept what it was given; `choice` is the parameter that names the action.
-
-        Raises:
-            InvalidCommand: It lacks something, or has something that it does not take.
-        """
+        """Raise InvalidCommand for a missing or surplus argument; `choice` is the parameter that names the action."""
         given = {name for name, value in args.items() if value not in (None, "", {}) and value is not False}
         if lacking := [_WHAT[name] for name in self.needs if name not in given]:
             raise InvalidCommand(f"{self.name} needs {' and '.join(lacking)}")
@@ -184,10 +168,10 @@ _WHAT = {
 
 
 def by_name(*actions: Action) -> dict[str, Tool]:
-    """The actions of a tool by the names that calls choose them by."""
+    """The actions of a tool by name."""
     return {action.name: action for action in actions}
 
 
 async def act(call: Invocation) -> Result[Any]:
-    """Do the one thing that a call of a tool with several names."""
+    """Do the action that a call chose."""
     return await call.act.run(call)

@@ -1,4 +1,4 @@
-"""What every exec tool does around its own work: who asks, may it, and what a failure reads like."""
+"""What all exec tools share: arguments, permission, errors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.identity import session_id
 from shellback.exec.core.model import CommandSpec, Session, SessionState
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.sessions import Sessions, check_input
-from shellback.exec.engine.waiting import check_typing, shell_reads
+from shellback.exec.engine.waiting import Outcome, check_typing, shell_reads
 from shellback.exec.policy.commands import CHANGED, proposed
 from shellback.exec.policy.policy import (
     Approval,
@@ -57,7 +56,7 @@ _FOR_THE_OPERATOR = (BackendUnavailable, SpawnFailed, SupervisorUnreachable, Wor
 
 @contextlib.contextmanager
 def answering(worded: Callable[[ExecError], str] = str) -> Generator[None]:
-    """Turn what the engine raises into a failed tool result with cause and remedy, never a stack trace."""
+    """Turn an ExecError into a failed tool result with cause and remedy."""
     try:
         yield
     except _FOR_THE_OPERATOR as error:
@@ -74,7 +73,7 @@ _ANOTHER: Final = (
 
 
 class Weighed(NamedTuple):
-    """A call as it stands: what it would do, what policy says; what it finds of files, or the shell that it starts."""
+    """A call, what it would do, and the verdict; its look at files, or the shell that it starts."""
 
     asked: Asked
     proposal: Proposal
@@ -83,15 +82,8 @@ class Weighed(NamedTuple):
     starts: Proposal | None = None
 
 
-class Granted(NamedTuple):
-    """Proof that a call may go on, and what it is for."""
-
-    grant: Grant
-    weighed: Weighed
-
-
 class ToolCalls:
-    """The shared part of the exec tools, over one engine, one policy, and the files of the workspace."""
+    """The shared part of the exec tools, for one engine and one policy."""
 
     def __init__(
         self, engine: Engine, policy: Policy, files: FileCalls, shells: ShellCalls, watcher: Watcher | None
@@ -104,7 +96,7 @@ class ToolCalls:
         self.shells = shells
 
     def check(self, tool: ExecTool, args: Args) -> CommandSpec | None:
-        """Accept what a call was given, or raise InvalidCommand; the command that it starts, if it starts one."""
+        """Validate the arguments of a call, or raise InvalidCommand; returns the command that it starts, or None."""
         act = tool.act(args)
         if isinstance(act, Action):
             act.accept(tool.choice, args)
@@ -113,11 +105,7 @@ class ToolCalls:
         return None if act.spec is None else act.spec(self.engine, args)
 
     async def ready(self, call: Invocation) -> None:
-        """Accept what a call is about, as it stands now: a call that could not act is answered, and nobody is asked.
-
-        Raises:
-            ExecError: It could not act.
-        """
+        """Raise an ExecError if the call could not act now; then no person is asked."""
         act = call.act
         if act.spec is None:  # else what it starts is checked as it is made
             self.check(call.tool, call.args)
@@ -126,7 +114,7 @@ class ToolCalls:
             try:
                 await check_typing(self.engine, session, act.typed(call.args))
             except PasswordWanted:
-                # What was typed before it was asked for is only told again.
+                # A replay returns the recorded outcome of what was typed before.
                 if not await call.made_before():
                     raise
 
@@ -142,14 +130,14 @@ class ToolCalls:
         return session
 
     async def heed(self, args: Args) -> None:
-        """Note which sessions a call is about: their watches have not fired in vain."""
+        """Reset the strikes of the watches of the sessions that a call names."""
         if self.watcher is not None:
             named = (args.get("session_id"), args.get("task_id"), *(args.get("session_ids") or ()))
             for session_id in filter(None, named):
                 await self.watcher.heed(session_id)
 
     async def run(self, call: Invocation) -> Result[Any]:
-        """What the tool does; policy is told of a refusal, as it is certain that the call comes to nothing."""
+        """Run the body of the tool; report a refusal to policy."""
         try:
             return await call.tool.run(call, **call.args)
         except (CommandDenied, PermissionDenied, PathOutsideSandbox) as error:
@@ -163,11 +151,7 @@ class ToolCalls:
     async def weighed(
         self, conversation_id: str, tool: ExecTool, args: Args, *, approved: bool, key: str = ""
     ) -> Weighed:
-        """What a call with these (validated) arguments would do, and what policy says to it.
-
-        Raises:
-            InvalidCommand: It is not acceptable.
-        """
+        """What a call with these validated arguments would do, and the verdict; InvalidCommand for bad arguments."""
         spec, act = self.check(tool, args), tool.act(args)
         asked = Asked(tool=tool.name, act=act, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
         look = starts = None
@@ -194,7 +178,7 @@ class ToolCalls:
         return Weighed(asked, proposal, verdict, look, starts)
 
     async def _typing(self, asked: Asked, data: bytes) -> Asked:
-        """The call with what it types, what is unfinished there, and whether a shell may read it."""
+        """The call with the typed lines, the unfinished line before them, and whether a shell may read them."""
         sessions = Sessions(self.engine, asked.conversation_id)
         session = await sessions.get(asked.args["session_id"])
         typed = lines_of(data, eof=bool(asked.args.get("eof")))
@@ -202,15 +186,15 @@ class ToolCalls:
         return replace(asked, typed=typed, unfinished=unfinished, shell=await shell_reads(self.engine, session))
 
     async def outcome(self, call: Invocation) -> Outcome:
-        """Run or launch what a tool that starts something was called with, or go on with it."""
+        """Run or launch the command of a call, or wait for the session that it started before."""
         found = await self.startable(call)
         if isinstance(found, Session):
             return await self.engine.resumed(found)
         spec, origin = found.spec, call.origin
         if not spec.background:
             seconds = call.args.get("yield_after")
-            return await self.engine.run(spec, origin, found, yield_after=seconds, until_input=True)
-        session = await self.engine.launch(spec, origin, found)
+            return await self.engine.run(found, origin, yield_after=seconds, until_input=True)
+        session = await self.engine.launch(found, origin)
         live = len(await self.engine.store.list(conversation_id=origin.conversation_id, live=True))
         warning = f"{live} processes of this conversation run; end some" if live >= bounds.SESSIONS_WARN else ""
         if spec.timeout_s and not call.args.get("timeout"):
@@ -226,7 +210,7 @@ class ToolCalls:
         )
 
     async def on_files(self, call: Invocation) -> Result[str]:
-        """Read or change what a tool for files was called with; a change that was made before is only told again."""
+        """Do a call of a tool for files; the replay of a change returns the recorded outcome."""
         tool, args, origin = call.tool, call.args, call.origin
         assert isinstance(tool, FileTool)
         await self.files.touched(origin.conversation_id)
@@ -236,20 +220,20 @@ class ToolCalls:
         assert weighed.look is not None
         if tool.asks:
             return await self.files.change(tool, args, weighed.look, origin, made)
-        if call.approved:
+        if approved := call.ctx.tool_call_approved:
             await self.files.note_read(tool, args, origin, made)
         withheld = await self.policy.withheld(origin.conversation_id)
-        return await self.files.read(tool, args, weighed.look, withheld, approved=call.approved)
+        return await self.files.read(tool, args, weighed.look, withheld, approved=approved)
 
-    async def granted(self, call: Invocation) -> Granted:
-        """The grant for a call, and what it is for.
+    async def granted(self, call: Invocation) -> tuple[Grant, Weighed]:
+        """The grant for a call, and what was judged.
 
         Raises:
             ApprovalRequired: A person has to be asked first.
             CommandDenied: Policy refuses, or it is not what was approved.
             InvalidCommand: The arguments are not acceptable.
         """
-        approved = call.approved
+        approved = call.ctx.tool_call_approved
         weighed = await self.weighed(call.conversation_id, call.tool, call.args, approved=approved, key=call.key)
         approval = _approval(call) if approved else None
         if weighed.look is not None and approval is not None and approval.digest not in {None, weighed.proposal.digest}:
@@ -257,37 +241,35 @@ class ToolCalls:
         made = grant(weighed.proposal, weighed.verdict, approval)
         if made is None:
             raise ApprovalRequired(metadata={"digest": weighed.proposal.digest})
-        return Granted(made, weighed)
+        return made, weighed
 
     async def startable(self, call: Invocation) -> Grant | Session:
-        """The grant for what a call starts, or its session where that is only to be told of.
-
-        Raises what `granted` does.
-        """
+        """The grant for the command of a call, or its session if it was started. Raises what `granted` does."""
         try:
-            return (await self.granted(call)).grant
+            return (await self.granted(call))[0]
         except (ExecError, ApprovalRequired) as error:
             before = await self.engine.store.get(session_id(call.origin))
             if before is None:
                 raise
             if before.state is not SessionState.CLAIMED:
-                # A command may have removed the very directory it ran in: a repeat of its call is still its call.
+                # The command may have removed its own directory: a replay still returns its session.
                 return before
             if not isinstance(error, ExecError):
-                # It was allowed without a person, and would be asked about by now: what was claimed is what was judged.
-                made, seconds = call.act.command(self.engine, call.args), self.engine.limits.unattended_timeout_s
-                for timeout_s in (0.0, seconds):
+                # It was allowed without a person, and now would ask: the claim is what was judged.
+                assert call.act.spec is not None
+                made = call.act.spec(self.engine, call.args)
+                for timeout_s in (0.0, self.engine.limits.unattended_timeout_s):
                     then = Verdict(decision="allow", reason="", profile=before.profile, timeout_s=timeout_s)
                     proposal = await proposed(unattended(made, then), self.engine.backend)
                     if (again := grant_again(proposal, before.digest)) is not None:
                         return again
-            # It may have run, and changed what it was made of, before anybody could record that it did.
+            # It may have run, and changed its own scripts, before its start was recorded.
             started = await self.engine.settled(before)
             if started is not None:
                 return started
             if isinstance(error, ExecError):
                 raise
-            # Its session is given up, so nobody is asked about a call that could not run any more.
+            # Its session is given up and cannot run any more, so no person is asked.
             raise CommandDenied(CHANGED) from None
 
 

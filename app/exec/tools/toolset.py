@@ -1,4 +1,4 @@
-"""The exec tools as one toolset: hidden while the gate is off, asked for before they change anything."""
+"""The exec tools as one toolset, with gate and approval."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ _HIDDEN = {"cwd_device", "cwd_inode"}
 
 
 class ExecTools:
-    """Builds the toolset of one engine, and says what a call of it would do.
+    """Builds the toolset of one engine, and says what a call would do.
 
-    `commands` is whether the tools for commands and their processes are among them, `sessions` those for shells beside
-    them, which are in `shells`, `shell` the one tool for a shell and processes, `blocks` the one that says which
-    processes are shown, where somebody shows them, `workspace` those for short commands and files; these are for
-    `files`, and `touched` is told of the conversation whenever they are used.
-    `watcher` looks after watches; without one there is no tool for them.
+    Switches: `commands` for commands and processes, `sessions` for persistent shells (in `shells`), `shell` for the
+    tool `shell`, `blocks` for `process_pin`, `workspace` for the workspace tools on `files`, `watcher` for
+    `process_watch`. `touched` is called with the conversation at each use of a file tool.
     """
 
     def __init__(  # noqa: PLR0913 - what an operator chooses
@@ -83,22 +81,22 @@ class ExecTools:
 
     @property
     def asking(self) -> str:
-        """Which commands wait for a person: one sentence for the model."""
+        """One sentence for the model: which commands need approval."""
         return self._calls.policy.asking
 
     def gate(self, ctx: RunContext[Any]) -> bool:
-        """Whether the tools are there: what the turn has recorded as `gate` in its dependencies, else the flag."""
+        """Whether the gate is open: `gate` of the turn's dependencies, else `enabled`."""
         recorded: object = getattr(ctx.deps, "gate", None)
         return recorded if isinstance(recorded, bool) else self._enabled
 
     def toolset(self) -> AbstractToolset[Any]:
-        """The tools, behind the gate; a call of one waits for a person where it has to."""
+        """The tools, behind the gate; a call waits for approval if it needs one."""
         return self._tools.prepared(self._visible)
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The digest that an approval of this call binds, and what the person is shown.
+        """The digest for the approval of this call, and what the person is shown.
 
-        A call that became unacceptable since it was made is shown with the reason; it will not run.
+        A call that became invalid is shown with the reason; it will not run.
         """
         try:
             valid = self._validated(tool, args)
@@ -112,7 +110,7 @@ class ExecTools:
         return weighed.proposal.digest, {**named, **weighed.verdict.shown}
 
     def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        # The digest is over what the tool body gets: with defaults filled in and types made.
+        # The digest covers what the tool body gets, with defaults and converted types.
         found = self._tools.tools.get(tool)
         if found is None and tool in tools():
             raise InvalidCommand(f"{tool} is switched off here")
@@ -123,13 +121,13 @@ class ExecTools:
 
 
 def _function(tool: ExecTool, calls: ToolCalls) -> Callable[..., Awaitable[ToolReturn[Any]]]:
-    """The function that the agent framework is given for a tool: its body with the context of a run."""
+    """The function of a tool for the agent framework."""
 
     async def function(ctx: RunContext[Any], **args: Any) -> ToolReturn[Any]:
         call = Invocation(calls, ctx, tool, args)
         with answering(tool.worded):
-            if not call.approved:
-                # A call that could not run anyway is answered at once, nobody is asked.
+            if not ctx.tool_call_approved:
+                # A call that could not run fails at once; no person is asked.
                 await calls.ready(call)
                 await calls.heed(args)
                 if tool.approval == "ask":
@@ -149,7 +147,7 @@ def _function(tool: ExecTool, calls: ToolCalls) -> Callable[..., Awaitable[ToolR
 
 
 def plain_judge(engine: Engine) -> Judge:
-    """The policy where nobody brings another: two keys, the default denials and secrets, no rule."""
+    """The default policy: two keys, the default denials and secrets, no rule."""
     state = engine.links.sessions.parent
     secrets = secret_paths((), home=Path.home(), state=state)
     keys = Keys(timeout_s=engine.limits.unattended_timeout_s)
@@ -163,5 +161,5 @@ def _shown(proposal: Proposal) -> dict[str, Any]:
 def exec_toolset(
     engine: Engine, *, policy: Policy | None = None, enabled: bool = True, watcher: Watcher | None = None
 ) -> AbstractToolset[Any]:
-    """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
+    """The exec tools with approval, for any Pydantic AI agent; the caller starts and stops the engine."""
     return ExecTools(engine, policy=policy, enabled=enabled, watcher=watcher).toolset()

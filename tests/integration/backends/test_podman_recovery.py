@@ -132,7 +132,7 @@ async def test_a_start_that_found_its_container_dead_brings_it_up_and_happens_on
         plan = await engine.backend.plan(command, "talk")
         assert plan.home == made.home
         await by_podman(made)
-        session = await engine.launch(command, origin(), grant)
+        session = await engine.launch(grant, origin())
         assert end_of(await engine.wait(session.id, up_to=SOON_S)).exit_code == 6
         assert (made.workspace / "ran").read_text() == "x\n"
 

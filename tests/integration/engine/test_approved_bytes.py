@@ -21,12 +21,12 @@ from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, Session
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.commands import proposal_for
+from shellback.exec.policy.policy import Proposal
 from tests import execs
 from tests.execs import end_of, granted, origin, spec
 from tests.integration.tools.test_toolset_agent import Script, approved, scripted
 from tests.programs import swapper
 from tests.supervisors import until
-from tests.unit.policy.test_policy import SPEC
 
 pytestmark = pytest.mark.anyio
 
@@ -88,12 +88,9 @@ def engine(engine: Engine) -> Engine:
     return engine
 
 
-async def test_a_grant_starts_nothing_that_differs(engine: Engine) -> None:
-    plain = spec(engine, "sh run.sh")
-    for name, value in SPEC.items():
-        if name != "cwd":
-            with pytest.raises(CommandDenied):
-                await engine.run(replace(plain, **{name: value}), origin(), granted(engine, plain))
+async def test_a_grant_for_no_command_starts_nothing(engine: Engine) -> None:
+    with pytest.raises(CommandDenied, match="nothing was started"):
+        await engine.run(execs.grant_by_operator(Proposal("execute", {"command": "touch ran"}), "test"), origin())
     assert await engine.store.list() == []
 
 
@@ -198,7 +195,7 @@ async def race(engine: Engine, times: int, command: str = "sh run.sh") -> dict[s
                 break
             await asyncio.sleep(0)
         try:
-            outcome = await engine.run(made, origin(), execs.grant_by_operator(proposal, "test"))
+            outcome = await engine.run(execs.grant_by_operator(proposal, "test"), origin())
         except CommandDenied:
             came["refused"] += 1
         else:
@@ -224,7 +221,7 @@ async def test_no_name_on_the_way_to_an_approved_script_can_be_given_away(
     (engine.workspace / "way").symlink_to("tools")
     before = spec(engine, f"echo ready; read line; mv {name} away || rm {name}; echo told", keep_stdin_open=True)
     before = replace(before, background=True)
-    other = await engine.launch(before, origin("other"), granted(engine, before))
+    other = await engine.launch(granted(engine, before), origin("other"))
     await execs.printed(engine, other.id, "ready")
     session = await execs.launch(engine, f"echo ready; read line; sh {script}", keep_stdin_open=True)
     await execs.printed(engine, session.id, "ready")
@@ -245,7 +242,7 @@ async def test_no_name_on_the_way_to_an_approved_script_can_be_given_away(
 async def other_conversation(engine: Engine, command: str) -> AsyncGenerator[None]:
     """A command of another conversation, that was approved before; it goes on when it cannot exchange."""
     made = spec(engine, command, background=True)
-    session = await engine.launch(made, origin("other"), granted(engine, made))
+    session = await engine.launch(granted(engine, made), origin("other"))
     await execs.printed(engine, session.id, "ready")
     try:
         yield

@@ -59,7 +59,7 @@ class SlowStore(MemorySessionStore):
 async def claimed(engine: Engine, command: str, **changes: Any) -> tuple[Session, CallOrigin]:
     """A session whose worker died right after the claim."""
     made, who = spec(engine, command, background=True), origin()
-    session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
+    session = engine._session(granted(engine, made), who, Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
     return await engine.store.claim(replace(session, **changes)), who
 
 
@@ -142,7 +142,7 @@ async def test_an_abandoned_session_is_lost_and_never_starts(
     for _ in range(2):
         await (engine.supervised if only_the_supervisor_knows else engine).abandon(session.id)
     made = spec(engine, "touch ran", background=True)
-    again = await engine.launch(made, who, granted(engine, made))
+    again = await engine.launch(granted(engine, made), who)
     assert (again.state, end_of(again).evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
     assert not (engine.workspace / "ran").exists()
     assert len(told.sessions) == 1
@@ -169,7 +169,7 @@ async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_
 
 async def test_abandoning_what_has_started_lets_it_run(engine: Engine) -> None:
     made, who = spec(engine, f"{GATE}; exit 3", background=True), origin()
-    session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
+    session = engine._session(granted(engine, made), who, Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
     await engine.store.claim(session)
     await engine.supervised.start(session, made, await engine.backend.plan(made, session.conversation_id))
     await engine.abandon(session.id)
@@ -190,7 +190,7 @@ async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_p
         store.started = cut_off
         made, who = spec(engine, "sleep 100", background=True), origin()
         with pytest.raises(ConnectionError):
-            await engine.launch(made, who, granted(engine, made))
+            await engine.launch(granted(engine, made), who)
         store.started = started
         assert (await engine.registry.get(session_id_of(who))).state is SessionState.CLAIMED
         await engine.reconcile()

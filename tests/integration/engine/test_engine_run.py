@@ -185,13 +185,13 @@ async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_
 
     made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
     grant = granted(engine, made)
-    first = await engine.run(made, who, grant)
+    first = await engine.run(grant, who)
     monkeypatch.setattr("shellback.exec.policy.commands.proposed", hangs)
-    assert (await engine.run(made, who, grant)).session == first.session
+    assert (await engine.run(grant, who)).session == first.session
     with pytest.raises(CheckTimedOut):
-        await engine.run(made, origin(), grant)
+        await engine.run(grant, origin())
     with pytest.raises(InvalidCommand, match="make one call at a time"):
-        await engine.run(two := spec(engine, "echo two"), who, granted(engine, two))
+        await engine.run(granted(engine, spec(engine, "echo two")), who)
 
 
 async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(
@@ -212,7 +212,7 @@ async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(
 
 async def test_a_repeat_while_it_runs_waits_for_the_same_process(engine: Engine) -> None:
     made, who = spec(engine, "echo x >> nonce; sleep 0.3; exit 5"), origin()
-    both = await asyncio.gather(*(engine.run(made, who, granted(engine, made)) for _ in range(2)))
+    both = await asyncio.gather(*(engine.run(granted(engine, made), who) for _ in range(2)))
     assert [one.session.end and one.session.end.exit_code for one in both] == [5, 5]
     assert (engine.workspace / "nonce").read_text() == "x\n"
 
@@ -222,7 +222,7 @@ async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
         session = await launch(engine, "sleep 100")
         made = spec(engine, "touch ran")
         with pytest.raises(LimitReached):
-            await engine.run(made, origin(), granted(engine, made))
+            await engine.run(granted(engine, made), origin())
         await Sessions(engine, "talk").kill(session.id, origin())
         # The supervisor answers in order, so what it was asked before has been done.
         assert not (engine.workspace / "ran").exists()

@@ -141,7 +141,7 @@ async def test_a_foreground_command_without_a_terminal_is_never_looked_at(
 async def test_the_code_of_an_agent_waits_for_its_own_command_whatever_that_asks(engine: Engine) -> None:
     """Only a call of a model returns early: who called from code has its hands on the session."""
     made = spec(engine, "read -p 'Name? ' x; echo $x", pty=True)
-    task = asyncio.ensure_future(engine.run(made, origin(), granted(engine, made)))
+    task = asyncio.ensure_future(engine.run(granted(engine, made), origin()))
     (session,) = await running(engine)
     assert await found(engine, session) is not None
     await Sessions(engine, None).write(session.id, b"me\n", origin(), tool="shell")
@@ -152,8 +152,8 @@ async def test_the_code_of_an_agent_waits_for_its_own_command_whatever_that_asks
 
 async def test_a_repeat_of_a_call_that_returned_early_says_the_same(engine: Engine) -> None:
     made, who = spec(engine, "read -p 'Name? ' x", pty=True), origin()
-    first = await engine.run(made, who, granted(engine, made), until_input=True)
-    again = await engine.run(made, who, granted(engine, made), until_input=True)
+    first = await engine.run(granted(engine, made), who, until_input=True)
+    again = await engine.run(granted(engine, made), who, until_input=True)
     for outcome in (first, again):
         assert outcome.handed_over
         assert outcome.waiting is not None

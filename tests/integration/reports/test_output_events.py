@@ -60,7 +60,7 @@ async def test_the_iterator_follows_what_runs_already_from_now_on_and_only_its_c
     feed = output_events(engine, "talk")
     first = asyncio.ensure_future(anext(feed))
     await asyncio.sleep(0)
-    theirs = await engine.launch(other, origin("another"), grant(engine, other))
+    theirs = await engine.launch(grant(engine, other), origin("another"))
     await engine.wait(theirs.id, up_to=SOON)
     let_go(engine)
     async with asyncio.timeout(SOON):

@@ -99,7 +99,7 @@ class Once:
         self.engine = engine
         self.asked = 0
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         self.asked += 1
         if self.asked > 1:
             raise CommandDenied("not again")
@@ -297,7 +297,7 @@ async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_r
 class Overtaken:
     """What a claim says to an execution that is not the conversation's last."""
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
         raise StaleTurn("talk", "turn", 1)
 
 

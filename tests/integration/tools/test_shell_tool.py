@@ -19,12 +19,13 @@ from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.link.supervised import Seen
 from shellback.exec.persistent import Executed, PersistentShells
 from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.policy import Grant
 from shellback.exec.policy.rules.matching import Tiers
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.shell import AsyncShell
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.tools.tool import Invocation
-from shellback.exec.tools.tool_calls import Granted, ToolCalls
+from shellback.exec.tools.tool_calls import ToolCalls, Weighed
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, here
 from tests.execs import GATE, let_go, printed
@@ -231,7 +232,7 @@ async def test_a_command_runs_only_in_the_shell_that_it_was_approved_for(
     (shell,) = await here.engine.store.list()
     granted = ToolCalls.granted
 
-    async def and_then_it_ends(self: ToolCalls, call: Invocation) -> Granted:
+    async def and_then_it_ends(self: ToolCalls, call: Invocation) -> tuple[Grant, Weighed]:
         found = await granted(self, call)
         await here.engine.supervised.port.signal(shell.id, signal.SIGHUP)
         await here.engine.wait(shell.id, up_to=SOON)

@@ -11,7 +11,7 @@ import pytest
 
 from shellback.exec.core.end_text import how_it_ended, losses_text
 from shellback.exec.core.model import TURN, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
-from shellback.exec.engine.joining import Outcome
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.log.output import EMPTY, OutputLog, Slice
 from shellback.exec.reports.callback_text import HEADER, KEYS, callback_payload, wake_text
 from shellback.exec.reports.render import ended_line, facts, killed_text, outcome_text

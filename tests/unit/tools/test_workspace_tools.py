@@ -17,7 +17,7 @@ from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, Session
 from shellback.exec.log.output import Slice
 from shellback.exec.tools import short_commands as short
 from shellback.exec.tools.capability import ExecCapability
-from shellback.exec.tools.file_tools import shown
+from shellback.exec.tools.file_tools import looks
 from shellback.exec.tools.file_tools.marks import marked
 from tests.sessions import a_session
 
@@ -187,14 +187,14 @@ def test_a_mark_differs_where_anything_else_stands_there(tmp_path: Path) -> None
 
 def test_a_person_is_shown_all_that_is_written_and_what_it_takes_the_place_of() -> None:
     text = "".join(f"{number}\n" for number in range(9_000))[:48_000]
-    assert shown.shown_text(text)["content"] == text
+    assert looks.shown_text(text)["content"] == text
     instead = {"content": "all of it"}
-    diff = shown.shown_change(b"a\nb\nc\n", b"a\nB\nc", instead=instead)
+    diff = looks.shown_change(b"a\nb\nc\n", b"a\nB\nc", instead=instead)
     assert [*diff] == ["diff"]
     assert "-b\n-c\n+B\n+c\n\\ no line end here" in str(diff["diff"])
     # What no diff shows is shown by itself: binary, much that is taken away before it, a large file.
     for before, after in ((b"\0", b"x"), (b"x", b"\0"), (b"x\n" * 30_000, b"y"), (b"x" * 2_000_000, b"y")):
-        change = shown.shown_change(before, after, instead=instead)
+        change = looks.shown_change(before, after, instead=instead)
         assert str(change["diff"]).startswith("(not shown: ")
         assert change["content"] == "all of it"
 

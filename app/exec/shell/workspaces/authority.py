@@ -67,8 +67,8 @@ class ByCall:
     engine: Engine
     policy: Policy
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
-        """The command as it may run, and the grant for it.
+    async def permit(self, spec: CommandSpec, scope: str) -> Grant:
+        """The grant for the command as it may run.
 
         Raises:
             CommandDenied: Policy refuses it, or nobody approved the call and nothing could hold it to reading.

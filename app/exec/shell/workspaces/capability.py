@@ -39,8 +39,8 @@ from shellback.exec.core.identity import Call, call_in_progress, calling, conver
 from shellback.exec.core.limits import BACKGROUND_TIMEOUT_MAX_S
 from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Evidence, Session, SessionId, SessionState
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.sessions import Sessions
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.files.files import Files
 from shellback.exec.log.output import OutputLog
 from shellback.exec.policy.policy import Policy

@@ -100,7 +100,7 @@ async def execute_pty(
 
 
 async def _told(call: Invocation) -> Result[str]:
-    """How the call of a tool that starts something came out."""
+    """The result of a call that starts a command."""
     outcome = await call.calls.outcome(call)
     metadata = {**facts(outcome.session), **measured(outcome.output, outcome.err), "handed_over": outcome.handed_over}
     if outcome.waiting is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
 
 from shellback.exec.core import limits
 from shellback.exec.core.end_text import how_it_ended
@@ -15,7 +15,7 @@ from shellback.exec.core.model import CallOrigin, Session, SessionId
 from shellback.exec.core.watch import APART_S, LIFE, STRIKES, Watch
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.engine.waiting import Waiting, shown, takes_input, until_waiting, waiting
+from shellback.exec.engine.waiting import Waiting, takes_input, until_waiting, waiting
 from shellback.exec.log.output import EMPTY, Slice
 from shellback.exec.reports.blocks import label_of
 from shellback.exec.reports.render import facts, measured, polled
@@ -23,7 +23,7 @@ from shellback.exec.tools.tool import ExecTool, Invocation, Result
 
 LONGEST_S: Final = 60.0
 ANSWER_S: Final = 5.0
-"""What is left of a turn's seconds, for the agent to answer."""
+"""Seconds of a turn that are left for the agent's answer."""
 
 Until = Literal["any", "all"]
 
@@ -50,8 +50,12 @@ async def process_wait(
     up_to = min(timeout, _left_s(call.ctx.deps) - ANSWER_S)
     found = await _awaited(call.engine, asked, until, up_to)
     told = await _told(call.engine, sessions, asked, call.origin, found)
-    value = {"why": _why(told, until), "sessions": [one.value for one in told]}
-    return Result(value, {"sessions": [one.metadata for one in told]})
+    rows = [
+        {"session_id": session.id, **polled(session, new, err, waits), **({"note": note} if note else {})}
+        for session, new, err, waits, note in told
+    ]
+    known = [{**facts(session), **measured(new, err), "next_offset": new.end} for session, new, err, *_ in told]
+    return Result({"why": _why(told, until), "sessions": rows}, {"sessions": known})
 
 
 @ExecTool(category="process", part="blocks")
@@ -131,9 +135,8 @@ def _does(watch: Watch, session: Session) -> str:
             return f"fires when the process waits for input, {often}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """One session as the call tells it; `note` is why its output is not there."""
+class _Told(NamedTuple):
+    """One session and its new output; `note` is why its output is missing."""
 
     session: Session
     new: Slice
@@ -141,20 +144,9 @@ class _Told:
     waits: Waiting | None = None
     note: str = ""
 
-    @property
-    def value(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"session_id": self.session.id} | polled(self.session, self.new, self.err)
-        if self.waits is not None:
-            found["waiting_for_input"] = shown(self.waits, self.session)
-        return found | ({"note": self.note} if self.note else {})
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return {**facts(self.session), **measured(self.new, self.err), "next_offset": self.new.end}
-
 
 async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: float) -> list[Session]:
-    """The sessions that a call is about, each once; InvalidCommand if one is unknown, number or time out of range."""
+    """The sessions that a call names; InvalidCommand if one is unknown, or their number or the time out of range."""
     wanted = list(dict.fromkeys(session_ids))
     if not wanted:
         raise InvalidCommand("session_ids is empty; name the sessions to wait for, process_list shows them")
@@ -186,7 +178,7 @@ def _left_s(deps: object) -> float:
 
 
 async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to: float) -> dict[SessionId, Waiting]:
-    """Wait for ends for `up_to` seconds at most; which wait for input. Cancelling ends only the waiting."""
+    """Wait at most `up_to` seconds for ends; returns the sessions that wait for input."""
     live = [session for session in asked if session.live]
     if up_to <= 0 or not live or (until == "any" and len(live) < len(asked)):
         return {}
@@ -200,7 +192,7 @@ async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to
             if found := {name: wait for name, wait in waits.items() if wait is not None}:
                 return found
             over = [task.result() for task in ends if task.done()]
-            # One that has not ended: the time is up, or the turn is to end.
+            # A session that has not ended: the time is up, or the turn is to end.
             if over and (until == "any" or any(session.end is None for session in over)):
                 break
     finally:
@@ -213,18 +205,18 @@ async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to
 async def _told(
     engine: Engine, sessions: Sessions, asked: Sequence[Session], origin: CallOrigin, found: dict[SessionId, Waiting]
 ) -> list[_Told]:
-    """How each stands, and what it printed since the last poll: a fair share of what one result shows."""
+    """Each session and its output since the last poll; the sessions share the room of one result."""
     room = _shares([_unread(engine, session) for session in asked])
     told: list[_Told] = []
     for ordinal, (before, most) in enumerate(zip(asked, room, strict=True), start=1):
         try:
             session, new, err = await sessions.poll(before.id, replace(origin, ordinal=ordinal), most=most)
-            told.append(_Told(session=session, new=new, err=err))
+            told.append(_Told(session, new, err))
         except InvalidCommand as error:
-            told.append(_Told(session=await sessions.get(before.id), new=EMPTY, note=str(error)))
+            told.append(_Told(await sessions.get(before.id), EMPTY, note=str(error)))
     now = await asyncio.gather(*(waiting(engine, one.session) for one in told))
     waits = [wait or found.get(one.session.id) for one, wait in zip(told, now, strict=True)]
-    return [replace(one, waits=wait if one.session.live else None) for one, wait in zip(told, waits, strict=True)]
+    return [one._replace(waits=wait if one.session.live else None) for one, wait in zip(told, waits, strict=True)]
 
 
 def _unread(engine: Engine, session: Session) -> int:
@@ -234,7 +226,7 @@ def _unread(engine: Engine, session: Session) -> int:
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:
-    """How many characters each may have: an equal part of what is left by those that want less."""
+    """How many characters each may have: equal parts, after those that want less."""
     shares = [0] * len(wanted)
     left = limits.RESULT_CHARS
     for rank, index in enumerate(sorted(range(len(wanted)), key=lambda index: wanted[index])):

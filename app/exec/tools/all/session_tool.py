@@ -1,4 +1,4 @@
-"""`run_shell` and `shell_session`: login shells and shells that stay. Their docstrings are prompt text."""
+"""`run_shell` and `shell_session`: login shells and persistent shells. Their docstrings are prompt text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check_size(_: Engine, args: Args) -> None:
 
 
 async def _shell(call: Invocation) -> Session:
-    """The shell of a call; what was done before the shell ended is told again."""
+    """The shell of a call; an ended one only for reads and replays."""
     live = call.act.asks and not await call.made_before()
     return await call.calls.shells.shells.get(call.args["session_id"], call.conversation_id, ended=not live)
 
@@ -68,19 +68,19 @@ async def _ready_to_run(call: Invocation) -> None:
 
 
 async def _granted_once(call: Invocation) -> Grant | None:
-    """The grant of a call; None for one that has acted before, which is not judged again."""
+    """The grant of a call; None for a replay, which is not judged again."""
     if await call.made_before():
         return None
-    return (await call.calls.granted(call)).grant
+    return (await call.calls.granted(call))[0]
 
 
 @Action(approval="judge", takes=("cwd", "rows", "cols", "env"), spec=start_spec)
 async def start(call: Invocation) -> _Returned:
     """Start a shell."""
     found = await call.calls.startable(call)
-    if isinstance(found, Session):  # it is there, and what it was started with is not any more
+    if isinstance(found, Session):  # it was started, but its grant is no longer valid
         return Result({"session_id": found.id, "output": ""}, facts(found))
-    started = await call.calls.shells.shells.start(found.spec, call.origin, found)
+    started = await call.calls.shells.shells.start(found, call.origin)
     return Result({"session_id": started.session.id, "output": started.output}, facts(started.session))
 
 

@@ -1,4 +1,4 @@
-"""`shell`: one tool for a shell of the conversation and for processes beside it. Its docstring is prompt text.
+"""`shell`: one tool for the conversation's shell and for processes. Its docstring is prompt text.
 
 It does what other tools do, under other names: a task is a session. Off unless `SHELL_TOOL=on`.
 """
@@ -72,7 +72,7 @@ async def execute(call: Invocation) -> _Returned:
     made: Grant | None = None
     session_id = await call.engine.store.acted_on(call.key)
     if session_id is None:
-        # Only in the shell that it was approved for: that may have ended, or another been started, since.
+        # Only in the shell of the approval: it may have ended since, or another may have been started.
         made, weighed = await call.calls.granted(call)
         session_id = weighed.asked.args["session_id"] or await _started(call, made, weighed.starts)
     try:
@@ -88,12 +88,12 @@ async def execute(call: Invocation) -> _Returned:
 
 
 async def _started(call: Invocation, made: Grant, proposal: Proposal | None) -> str:
-    """Start the conversation's shell, as part of the call that needs it first."""
+    """Start the conversation's shell for the first call that needs it."""
     assert proposal is not None
     yes = Verdict(decision="allow", reason="its call was approved", by=APPROVED, approval_id=made.approval_id)
     allowed = grant(proposal, yes, None)
     assert allowed is not None
-    return (await call.calls.shells.shells.start(allowed.spec, own_shell(call.origin), allowed)).session.id
+    return (await call.calls.shells.shells.start(allowed, own_shell(call.origin))).session.id
 
 
 @Action(approval="judge", needs=("command",), spec=_process)
@@ -103,7 +103,7 @@ async def spawn(call: Invocation) -> _Returned:
     if session.state is SessionState.START_FAILED and session.end is not None:
         why = os.strerror(session.end.errno or 0)
         raise InvalidCommand(f"process spawn failed: {why}; nothing runs")
-    # Not how it stands: where it has ended already, as when the call is made again, its end is told by nothing else.
+    # No state: if it has ended already, as in a replay, only its callback reports the end.
     return Result(
         {"task_id": session.id, "block_label": label_of(session.id)},
         {"session_id": session.id, "log_path": session.log_path},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.engine.joining import Outcome
+from shellback.exec.engine.waiting import Outcome
 from shellback.exec.log.output import both_ends
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.tools.file_tools import checks

@@ -1,7 +1,7 @@
-"""The tools for files: what each would do, done to exactly what was looked at, recorded once.
+"""Calls of the tools for files.
 
-A read is of the path that was judged, a change is to what was there when it was let: where something else stands by
-then, nothing is done. A repeat of a call returns what was recorded; one that was interrupted is never done again.
+A call reads the judged path, and changes only what was there when it was allowed; otherwise it fails. A replay returns
+the recorded outcome; an interrupted change is never repeated.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any, Final
 
 from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.identity import act_of, call_key, workspace_scope
-from shellback.exec.core.model import CallKey, CallOrigin
+from shellback.exec.core.model import CallOrigin
 from shellback.exec.core.ports import SessionStore
 from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Grant, Withheld
 from shellback.exec.tools.file_tools.checks import EDIT_BYTES, told
-from shellback.exec.tools.file_tools.looks import Look, Looks
+from shellback.exec.tools.file_tools.looks import Look, Looks, many
 from shellback.exec.tools.file_tools.marks import Mark, marked
 from shellback.exec.tools.file_tools.reads import Reads, nothing_withheld
-from shellback.exec.tools.file_tools.shown import many
 from shellback.exec.tools.tool import FileTool, Result
 from shellback.exec.wire.crashpoints import reach
 
@@ -35,10 +34,7 @@ _CHANGED: Final = (
 
 
 class FileCalls:
-    """The tools for files of one workspace, and the record of what they changed.
-
-    `touched` is told of each use of the workspace by a conversation.
-    """
+    """File calls of one workspace, with a record of changes. `touched` is called with the conversation at each call."""
 
     def __init__(self, files: Files, store: SessionStore, touched: Callable[[str], Awaitable[object]] | None) -> None:
         self.files = files
@@ -51,8 +47,8 @@ class FileCalls:
         """What a call would do.
 
         Raises:
-            CommandDenied: What it is about is never changed, or is `withheld` and would be told by how an edit fails.
-            InvalidCommand: It could not be done as things stand.
+            CommandDenied: The path is protected, or is `withheld` and an edit would reveal its content.
+            InvalidCommand: The call could not be done now.
         """
         with told(args["path"]):
             look = await tool.look(self._looks, tool.name, args, withheld)
@@ -63,10 +59,10 @@ class FileCalls:
     async def read(
         self, tool: FileTool, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool
     ) -> Result[str]:
-        """What a call finds; a search leaves out what is withheld, whatever is in it, and says so.
+        """The result of a reading call; a search leaves out withheld files and says so.
 
         Raises:
-            CommandDenied: The path leads elsewhere by now.
+            CommandDenied: The path leads elsewhere now.
             InvalidCommand: It cannot be read.
         """
         if approved and withheld(look.files[0]) is not None:
@@ -75,19 +71,15 @@ class FileCalls:
             return await tool.tell(self._reads, args, look, withheld)
 
     async def note_read(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin, grant: Grant) -> None:
-        """Use the approval of a read, in the record of what was read with one; a repeat changes nothing.
-
-        Raises:
-            CommandDenied: It cannot be used.
-        """
+        """Record the use of a read's approval; a replay changes nothing. CommandDenied if it cannot be used."""
         if await self._begun(tool, origin, grant) is None:
             await self._store.end_call(call_key(origin), {"did": "read", **_named(tool, args, origin)})
 
     async def recalled(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> Result[str] | None:
-        """What an earlier execution of this call did, or what can be told of it; None where there was none.
+        """The outcome of an earlier execution of this call, or None.
 
         Raises:
-            InvalidCommand: It came to nothing, or it was another call with the same id.
+            InvalidCommand: It failed, or was another call with the same id.
         """
         before = await self._store.recalled(call_key(origin))
         if before is None:
@@ -97,11 +89,11 @@ class FileCalls:
     async def change(
         self, tool: FileTool, args: Mapping[str, Any], look: Look, origin: CallOrigin, grant: Grant
     ) -> Result[str]:
-        """Do what was looked at, once. Cancelling may leave it done.
+        """Do a change once. Cancelling may leave it done.
 
         Raises:
-            CommandDenied: Something else stands there by now, or the approval cannot be used.
-            InvalidCommand: It could not be done, or had been tried before.
+            CommandDenied: The path has changed since the look, or the approval cannot be used.
+            InvalidCommand: It failed, or was tried before.
         """
         key = call_key(origin)
         before = await self._begun(tool, origin, grant)
@@ -115,7 +107,9 @@ class FileCalls:
             await self._store.end_call(key, {"refused": str(error), **_named(tool, args, origin)})
             raise
         reach("file.acted")
-        await self._recorded(key, {**_named(tool, args, origin), **(done.metadata or {}), "text": done.value})
+        outcome = {**_named(tool, args, origin), **(done.metadata or {}), "text": done.value}
+        # A change that was done is recorded, even if the call is cancelled.
+        await asyncio.shield(asyncio.ensure_future(self._store.end_call(key, outcome)))
         return done
 
     async def _begun(self, tool: FileTool, origin: CallOrigin, grant: Grant) -> dict[str, object] | None:
@@ -130,10 +124,6 @@ class FileCalls:
                 digest=grant.digest,
             )
         )
-
-    async def _recorded(self, key: CallKey, outcome: dict[str, object]) -> None:
-        # What has been done is recorded, whoever stops waiting for it.
-        await asyncio.shield(asyncio.ensure_future(self._store.end_call(key, outcome)))
 
     async def _changed(self, look: Look) -> Result[str]:
         check_ = _same(look)
@@ -164,7 +154,7 @@ class FileCalls:
         return Result(text, _facts(self._looks.short, look, size=size, sha256=sha256))
 
     async def _interrupted(self, tool: FileTool, args: Mapping[str, Any]) -> Result[str]:
-        """What can be told of a call that was begun and has no outcome: the worker died in it. It is not done again."""
+        """The result of a call whose worker died in the middle of it. It is not repeated."""
         path = args["path"]
         with told(path):
             whole = partial(marked, data_most=EDIT_BYTES)
@@ -179,11 +169,11 @@ class FileCalls:
 
 
 async def _untold(_: str) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]) -> Result[str]:
-    """What was recorded of an earlier execution of the call."""
+    """The recorded outcome of an earlier execution."""
     if before.get("args") != _digest(tool, args):
         raise InvalidCommand("another call of the same response has the same id and has run; make one call at a time")
     if "refused" in before:
@@ -193,7 +183,7 @@ def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]
 
 
 def _named(tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> dict[str, object]:
-    """What every record has."""
+    """The fields of every record."""
     return {"conversation_id": origin.conversation_id, "path": args["path"], "args": _digest(tool, args)}
 
 
@@ -207,7 +197,7 @@ def _facts(short: Callable[[str], str], look: Look, *, size: int, sha256: str | 
 
 
 def _same(look: Look) -> Callable[[str, int | None], None]:
-    """Let an act go on where what was looked at is what stands there still."""
+    """A check that the path is as it was at the look."""
 
     def check_(path: str, fd: int | None) -> None:
         verb = "removed" if look.did == "removed" else "written"
@@ -224,17 +214,17 @@ def _same(look: Look) -> Callable[[str, int | None], None]:
 
 
 def as_removed(_: Mapping[str, Any], now: Mark) -> bool:
-    """Whether nothing is there any more, however it went. The others say whether a file has what it was to have."""
+    """Whether nothing is there any more."""
     return now.kind == "nothing"
 
 
 def as_written(args: Mapping[str, Any], now: Mark) -> bool:
-    """Whether a file is the text; of what was added to it nobody can tell."""
+    """Whether the file has exactly the text; False for an append, which cannot be checked."""
     return now.kind == "file" and args["mode"] != "append" and now.data == args["content"].encode()
 
 
 def as_edited(args: Mapping[str, Any], now: Mark) -> bool:
-    """Whether a file has the new text and not the old one."""
+    """Whether the file has the new text and not the old one."""
     old, new = (args[name].encode() for name in ("old_string", "new_string"))
     return now.data is not None and now.kind == "file" and old not in now.data and bool(new) and new in now.data
 

@@ -1,4 +1,4 @@
-"""What the tools for files accept, and what they say where the system says no."""
+"""Bounds on the arguments of the tools for files, and the wording of their errors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ WRITE_CHARS: Final = 48_000
 PATTERN_CHARS: Final = 1_000
 EDIT_BYTES: Final = 16 << 20
 LINES: Final = 2_000
-"""How many lines `read_file` returns unless it is told."""
+"""Default of `limit` of `read_file`."""
 MODES: Final = ("overwrite", "create", "append")
 
 
 def written(_: object, args: Mapping[str, Any]) -> None:
-    """Accept a text to be written, or raise InvalidCommand, which names the bound; so do the others."""
+    """Check `write_file`; like the others, raise InvalidCommand with the bound."""
     if args["mode"] not in MODES:
         raise InvalidCommand(f"mode is {args['mode']!r}; it must be {', '.join(MODES[:-1])} or {MODES[-1]}")
     _bounded_text("content", args["content"])
 
 
 def edited(_: object, args: Mapping[str, Any]) -> None:
-    """Accept a piece of text and what takes its place."""
+    """Check `edit_file`."""
     for name in ("old_string", "new_string"):
         _bounded_text(name, args[name])
 
 
 def page(_: object, args: Mapping[str, Any]) -> None:
-    """Accept which lines are read."""
+    """Check `read_file`."""
     if args["offset"] < 0:
         raise InvalidCommand(f"offset is {args['offset']}; it must be 0 or more: lines before the first to return")
     if not 1 <= args["limit"] <= 100_000:
@@ -39,7 +39,7 @@ def page(_: object, args: Mapping[str, Any]) -> None:
 
 
 def patterns(_: object, args: Mapping[str, Any]) -> None:
-    """Accept what is searched for."""
+    """Check `glob` and `grep`."""
     for name in ("pattern", "glob"):
         if len(args.get(name) or "") > PATTERN_CHARS:
             raise InvalidCommand(f"{name} has {len(args[name]):,} characters; at most {PATTERN_CHARS:,} are accepted")
@@ -56,7 +56,7 @@ def _bounded_text(name: str, text: str) -> None:
 
 @contextlib.contextmanager
 def told(path: str) -> Generator[None]:
-    """Turn what the system says into a refusal with cause and remedy."""
+    """Turn an OSError into InvalidCommand with cause and remedy."""
     try:
         yield
     except ExecError:

@@ -1,14 +1,15 @@
-"""What a call would do as things stand: found out before it does, for policy, approval and the person."""
+"""What a call of a file tool would do, for policy, approval and the person."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from shellback.exec.core.errors import CommandDenied, InvalidCommand
 from shellback.exec.files.files import Files
@@ -16,17 +17,20 @@ from shellback.exec.files.text import replaced
 from shellback.exec.policy.policy import Withheld
 from shellback.exec.tools.file_tools.checks import EDIT_BYTES
 from shellback.exec.tools.file_tools.marks import NOTHING, Mark, marked, named
-from shellback.exec.tools.file_tools.shown import DIFF_BYTES, counted, many, shown_change, shown_text
 
 T = TypeVar("T")
+
+DIFF_CHARS: Final = 50_000
+"""Instead of a longer diff, all of the new text is shown."""
+DIFF_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a call would do as things stand.
+    """What a call would do now.
 
-    `words` and `files` are what policy judges, `facts` what an approval binds, `shown` what a person is told. `path` is
-    the resolved path as commands see it, `was` what stands there, `data` what would stand there.
+    Policy judges `words` and `files`; an approval binds `facts`; a person is shown `shown`. `path` is the resolved
+    inner path, `was` its present content, `data` its new content.
     """
 
     words: tuple[str, ...]
@@ -49,7 +53,7 @@ class Looks:
     async def at(
         self, given: str, look: Callable[[int | None], Mark], *, follow: bool = True
     ) -> tuple[str, Path, Mark]:
-        """Where a path leads, as commands see it and on this machine, and what stands there."""
+        """The inner path and the path on this machine that a path leads to, and the mark of it."""
         try:
             path, mark = await self.files.inspect(given, lambda at, fd: (at, look(fd)), follow=follow)
         except FileNotFoundError:
@@ -57,7 +61,7 @@ class Looks:
         return path, self.files.workspace / self.short(path), mark
 
     def short(self, path: str) -> str:
-        """A path as commands see it, relative to the workspace."""
+        """An inner path relative to the workspace."""
         inner = self.files.inner.rstrip("/")
         return "." if path == inner else path.removeprefix(f"{inner}/")
 
@@ -65,11 +69,7 @@ class Looks:
         return await self.files.look(partial(work, *args))
 
     async def of_file(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
-        """What reads a file.
-
-        Raises:
-            InvalidCommand: There is none. So do the others, where it could not be done as things stand.
-        """
+        """Look for reading a file. Like the others, raises InvalidCommand if the call would fail."""
         look = await self.of_any(tool, args, withheld)
         if (kind := look.was.kind) != "file":
             how = "a directory; ls lists it" if kind == "directory" else "no regular file, so it is not read"
@@ -77,14 +77,14 @@ class Looks:
         return look
 
     async def of_directory(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
-        """What reads a directory."""
+        """Look for reading a directory."""
         look = await self.of_any(tool, args, withheld)
         if look.was.kind != "directory":
             raise InvalidCommand(f"{args['path']} is no directory; read_file reads a file")
         return look
 
     async def of_any(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
-        """What reads a file or a directory."""
+        """Look for reading a file or a directory."""
         at = _, _, found = await self.at(args["path"], named)
         if found.kind == "nothing":
             raise InvalidCommand(f"{args['path']} does not exist; ls and glob show what is there")
@@ -92,7 +92,7 @@ class Looks:
         return _look(tool, at, args, shown)
 
     async def writing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
-        """What writes a file."""
+        """Look for writing a file."""
         given, mode = args["path"], args["mode"]
         text: str = args["content"]
         data = text.encode()
@@ -115,17 +115,13 @@ class Looks:
             written = shown_text(text)
             change = partial(shown_change, instead=written)
             shown = dict(written if was.data is None else await self._off(change, was.data, data))
-        # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
+        # A file may grow before an append, as logs do: only its existence is bound.
         bound = was.kind if did == "appended" else was.mark
         facts = {"mode": mode, "was": bound, "becomes": hashlib.sha256(data).hexdigest()}
         return _look(tool, at, facts, {"does": does, **shown}, data=data, did=did)
 
     async def editing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
-        """What replaces text in a file.
-
-        Raises:
-            CommandDenied: The file is withheld; how an edit fails would tell what is in it.
-        """
+        """Look for replacing text in a file; CommandDenied if it is withheld: a failed edit would reveal content."""
         given = args["path"]
         at = _, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
         if (why := await self._off(withheld, real)) is not None:
@@ -151,7 +147,7 @@ class Looks:
         return _look(tool, at, facts, shown, data=data, did="edited", count=where)
 
     async def removing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
-        """What removes a file, or a directory with all that is in it."""
+        """Look for removing a file or a directory tree."""
         given = args["path"]
         at = _, real, was = await self.at(given, marked, follow=False)
         if was.kind == "nothing":
@@ -182,3 +178,49 @@ def _look(
 
 def _few(lines: tuple[int, ...]) -> str:
     return ", ".join(map(str, lines[:10])) + (", ..." if len(lines) > 10 else "")
+
+
+def shown_change(before: bytes, after: bytes, *, instead: Mapping[str, object]) -> Mapping[str, object]:
+    """A change of a file for a person: its diff, or why there is none and `instead`."""
+    if max(len(before), len(after)) > DIFF_BYTES:
+        return {"diff": f"(not shown: the file has {len(before):,} bytes before and {len(after):,} after)", **instead}
+    old, new = _text(before), _text(after)
+    if old is None or new is None:
+        when = "before" if old is None else "afterwards"
+        return {"diff": f"(not shown: the file is binary {when}, {len(before):,} bytes then {len(after):,})", **instead}
+    lines = difflib.unified_diff(_lines(old), _lines(new), "before", "after", n=3)
+    diff = "".join(line if line.endswith("\n") else f"{line}\n\\ no line end here\n" for line in lines)
+    if len(diff) > DIFF_CHARS:
+        return {"diff": f"(not shown: it has {len(diff):,} characters)", **instead}
+    return {"diff": diff.rstrip("\n") or "(no line differs)"}
+
+
+def shown_text(text: str) -> Mapping[str, object]:
+    """New or appended text for a person: all of it."""
+    return {"content": text or "(empty)"}
+
+
+def counted(data: bytes) -> str:
+    """The number of lines and bytes of a text."""
+    lines = data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
+    return f"{many(lines, 'line')}, {many(len(data), 'byte')}"
+
+
+def many(count: int, what: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _text(data: bytes) -> str | None:
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    # Not `splitlines`, which also splits at other characters than newline.
+    parts = text.split("\n")
+    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

@@ -1,4 +1,4 @@
-"""What stands at a path, so that a change can be refused where something else stands there by then. Blocks."""
+"""Marks of files and directories, to notice changes between look and act. Everything blocks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Final
 from shellback.exec.core.errors import InvalidCommand
 
 MARKED_BYTES: Final = 16 << 20
-"""Up to this size the content of a file is bound; above it, size and time of its last change."""
+"""Up to this size the mark binds the content of a file; above it size and mtime."""
 ENTRIES: Final = 10_000
-"""So many entries of a directory are bound one by one."""
+"""Entries of a directory that its mark binds."""
 _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What stands at a path: `mark` differs where something else does, and is empty for nothing.
+    """The state of a path: `mark` differs when it changes, and is empty if nothing is there.
 
-    `kind` is `nothing`, `file`, `directory` or `other`; `size` in bytes; `entries` are those below a directory, `more`
-    than were counted. `data` is the content of a file, where it was asked for.
+    `kind` is `nothing`, `file`, `directory` or `other`; `size` is in bytes; `entries` counts those below a directory,
+    `more` says that there are more. `data` is the content of a file, if requested.
     """
 
     mark: str = ""
@@ -39,11 +39,7 @@ NOTHING: Final = Mark()
 
 
 def marked(fd: int | None, *, data_most: int = 0) -> Mark:
-    """The mark of what a descriptor is of, with the content of a file of at most `data_most` bytes. Blocks.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """The mark of a descriptor, with the content of a file of at most `data_most` bytes. Raises OSError."""
     if fd is None:
         return NOTHING
     status = os.fstat(fd)
@@ -67,7 +63,7 @@ def marked(fd: int | None, *, data_most: int = 0) -> Mark:
 
 
 def named(fd: int | None) -> Mark:
-    """What kind of thing a descriptor is of, unmarked."""
+    """The kind of a descriptor, without a mark."""
     if fd is None:
         return NOTHING
     mode = os.fstat(fd).st_mode

@@ -1,4 +1,4 @@
-"""What `ls`, `read_file`, `glob` and `grep` answer: as much as a result holds, and what is left out is said."""
+"""Results of `ls`, `read_file`, `glob` and `grep`: bounded, with notes about what was left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES: Final = 1_000
 
 
 class Reads:
-    """Reads of one workspace, each of the path that was looked at."""
+    """Reads of one workspace, each of the path of its look."""
 
     def __init__(self, looks: Looks) -> None:
         self._files = looks.files
@@ -36,11 +36,7 @@ class Reads:
         return Result(_with(text, notes), {"path": self._short(look.path), "total": len(lines), "shown": shown})
 
     async def text(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:  # noqa: ARG002 - policy has judged the one file
-        """Lines of a file.
-
-        Raises:
-            CommandDenied: The path leads elsewhere by now.
-        """
+        """Lines of a file; CommandDenied if the path leads elsewhere now."""
         offset, path = args["offset"], self._short(look.path)
         found = await self._files.read_text(look.path, offset=offset, limit=args["limit"], most=bounds.RESULT_CHARS)
         if found.path != look.path:
@@ -49,7 +45,7 @@ class Reads:
         return Result(_read(path, offset, found), facts)
 
     async def names(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:
-        """Files by their names, without those that are withheld."""
+        """Paths that match a pattern, without withheld files."""
         found = await self._files.glob(args["pattern"], path=look.path, limit=NAMES)
         hidden = await self._hidden({entry.path for entry in found.entries if not entry.is_dir}, withheld)
         entries = [entry for entry in found.entries if entry.path not in hidden]
@@ -57,7 +53,7 @@ class Reads:
         return self._found(lines, look, [found.stopped, _skipped(found.skipped), _left_out(len(hidden))], {})
 
     async def hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:
-        """Lines of files, without those that are withheld, whatever is in them."""
+        """Lines that match a pattern, without withheld files."""
         workspace, short = self._files.workspace, self._short
         found = await self._files.grep(
             args["pattern"],
@@ -65,7 +61,7 @@ class Reads:
             glob=args["glob"],
             ignore_case=args["ignore_case"],
             limit=HITS,
-            # Asked before a file is searched: what is said of the hits in it tells what is in it.
+            # Asked before a file is searched: hits reveal its content.
             withheld=(
                 None if withheld is nothing_withheld else lambda path: withheld(workspace / short(path)) is not None
             ),
@@ -78,7 +74,7 @@ class Reads:
         return self._found(lines, look, notes, {"files": found.files})
 
     async def _hidden(self, paths: Collection[str], withheld: Withheld) -> frozenset[str]:
-        """Those of the paths that this call does not show."""
+        """The paths that this call does not show."""
         if withheld is nothing_withheld:
             return frozenset()
         workspace, short = self._files.workspace, self._short
@@ -113,7 +109,7 @@ def _read(path: str, offset: int, found: Text) -> str:
 
 
 def nothing_withheld(_: Path) -> str | None:
-    """Withhold nothing: a person has let the whole of it be searched."""
+    """Withhold nothing: a person approved the whole search."""
     return None
 
 
@@ -123,7 +119,7 @@ def _listed(entry: Entry) -> str:
 
 
 def _page(lines: list[str]) -> tuple[int, str]:
-    """As many lines as fit into a result, and how many those are."""
+    """The number of lines that fit into a result, and these lines."""
     left, shown = bounds.RESULT_CHARS, 0
     for line in lines:
         left -= len(line) + 1
