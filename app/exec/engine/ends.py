@@ -1,8 +1,7 @@
-"""From an exit that the supervisor rings to an end that the store has, without losing one.
+"""Records the exits that the supervisor reports as ends in the store, without losing one.
 
-Order for one session: recorded in the store, then told to whoever waits, then acknowledged.
-Sessions do not wait for each other. An end that cannot be recorded is tried again until it can;
-what is not acknowledged the supervisor rings again after a reconnect.
+Order for one session: record in the store, wake the calls that wait, acknowledge. Sessions are independent of each
+other. A failed recording is retried; the supervisor reports an unacknowledged end again after a reconnect.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ log = logging.getLogger(__name__)
 FIRST_DELAY_S: Final = 0.05
 LONGEST_DELAY_S: Final = 5.0
 SETTLED_S: Final = 10.0
-"""Longer nobody waits for ends to be recorded: where the store takes none, that may be for ever."""
+"""Limit of waiting for ends to be recorded; while the store is down it would be for ever."""
 
 
 class Ends:
-    """Records ends and wakes who waits for them."""
+    """Records ends and wakes the calls that wait for them."""
 
     def __init__(
         self,
@@ -59,20 +58,20 @@ class Ends:
         """Sessions whose starting call waits for the end, so that recording it settles it."""
 
     def received(self, session_id: SessionId, end: SessionEnd) -> None:
-        """Take an end; returns at once. The same end again while it is being recorded changes nothing."""
+        """Begin to record an end, unless it is being recorded; returns at once."""
         reach("exit.received")
         if session_id not in self._recording:
-            # In a context of its own: the connection that brings ends may have been opened by any turn.
+            # In a context of its own: any turn may have opened the connection that delivers ends.
             self._recording[session_id] = asyncio.get_running_loop().create_task(
                 self._record(session_id, end), name=f"end {session_id}", context=Context()
             )
 
     def recording(self, session_id: SessionId) -> bool:
-        """Whether an end of the session is on its way to the store."""
+        """Whether an end of the session is being recorded."""
         return session_id in self._recording
 
     def expect(self, session_id: SessionId) -> asyncio.Future[Session | None]:
-        """A future for the end of a session; give it back with `forget`. Resolved with None by whoever gives up."""
+        """A future for the end of a session, for `forget` afterwards; `give_up` resolves it with None."""
         future: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(session_id, set()).add(future)
         return future
@@ -86,7 +85,7 @@ class Ends:
                 del self._waiting[session_id]
 
     def tell(self, session: Session) -> None:
-        """Wake who waits for a session that the store has as ended."""
+        """Wake the calls that wait for a session whose end is recorded."""
         self._registry.mark_exited(session)
         self._watch.ended(session)
         ids = {"session": session.id, "conversation": session.conversation_id, "work_item": session.turn_id or None}
@@ -103,23 +102,23 @@ class Ends:
                 future.set_result(session)
 
     def give_up(self, session_id: SessionId) -> None:
-        """Wake who waits for a session that has not ended."""
+        """Wake the calls that wait for a session that has not ended."""
         for future in self._waiting.get(session_id, ()):
             if not future.done():
                 future.set_result(None)
 
     @property
     def awaited(self) -> tuple[SessionId, ...]:
-        """Sessions whose end somebody waits for."""
+        """Sessions whose end a call waits for."""
         return tuple(self._waiting)
 
     async def settled(self, up_to: float = SETTLED_S) -> None:
-        """Wait until every end received so far is recorded and acknowledged, or given back; at most so many seconds."""
+        """Wait until every end received so far is recorded and acknowledged, at most `up_to` seconds."""
         if self._recording:
             await asyncio.wait(self._recording.values(), timeout=up_to)
 
     async def stop(self) -> None:
-        """End the recording; what is not recorded is rung again to the next worker."""
+        """Stop recording; the supervisor reports unrecorded ends to the next worker."""
         tasks = list(self._recording.values())
         for task in tasks:
             task.cancel()
@@ -135,7 +134,7 @@ class Ends:
                     return
                 reach("exit.committed")
                 self.tell(session)
-                # Whoever waits goes first: the acknowledgement is in nobody's way.
+                # The calls that wait run first: the acknowledgement does not delay them.
                 await asyncio.sleep(0)
                 await self._acknowledge(session_id)
                 reach("exit.acked")
@@ -145,7 +144,7 @@ class Ends:
                 self._recording.pop(session_id, None)
 
     async def inspected(self, session_id: SessionId, end: SessionEnd) -> SessionEnd:
-        """The end with what the workspace shows of it: before anybody is told, so that all are told the same."""
+        """The end with the findings in the workspace, before it is reported: everyone gets the same."""
         return end if self._inspected is None else await self._inspected(session_id, end)
 
     async def _finished(self, session_id: SessionId, end: SessionEnd) -> Session | None:
@@ -169,13 +168,10 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Compares the store with the supervisor.
+    """Compares the store with the supervisor, which decides what runs and what has ended.
 
-    The supervisor's word comes first: running is running, and an exit record is the end. Only where it
-    knows nothing does the absence tell something, and what it tells is named as evidence.
-
-    `absence_tells` is False for a session of which the state directory may lack the records: then it is not known
-    what became of one that the supervisor does not know, and it is left to a person.
+    A session that the supervisor does not know is lost, with evidence. `absence_tells` is False where the state
+    directory may lack its records: then a person settles it.
     """
 
     _store: SessionStore
@@ -185,14 +181,13 @@ class Recovery:
     _absence_tells: Callable[[Session], bool] = lambda _: True
 
     async def reconcile(self) -> None:
-        """Bring the live sessions of this host in line with the supervisor.
+        """Record what the supervisor knows of the live sessions of this host. Cancelling leaves it partly done.
 
-        A session that is only claimed, on this boot, and unknown to the supervisor is left alone: its turn may
-        be about to start it. So is one whose supervisor cannot be reached while others can: that tells nothing of it.
-        Cancelling leaves some sessions done and the others as they were.
+        Leaves two kinds alone: sessions claimed on this boot that the supervisor does not know, because their turn may
+        be about to start them; and those whose supervisor cannot be reached while others can.
 
         Raises:
-            SupervisorUnreachable: None answers.
+            SupervisorUnreachable: No supervisor answers.
         """
         reach("sweep.scanning")
         live = [session for session in await self._store.list(live=True) if session.host_id == self._host_id]
@@ -207,16 +202,13 @@ class Recovery:
                 except (SupervisorUnreachable, LimitReached) as error:
                     log.warning("session %s could not be compared with its supervisor: %s", session.id, error)
         for session_id in self._ends.awaited:
-            # Another worker was told while we were not connected; nobody tells us any more.
+            # Another worker recorded the end while we were disconnected, so it is not reported to us.
             session = await self._store.get(session_id)
             if session is not None and session.end is not None and not self._ends.recording(session_id):
                 self._ends.tell(session)
 
     async def abandon(self, session: Session) -> Session:
-        """Give up a claimed session whose turn is gone, unless it has been started; returns it as it is then.
-
-        The supervisor lets either the start or this happen, never both.
-        """
+        """Give up a claimed session, unless it was started; the supervisor allows only one. Returns the session."""
         if session.state is not SessionState.CLAIMED:
             return session
         if not self._absence_tells(session):
@@ -229,7 +221,7 @@ class Recovery:
 
     async def _decide(self, session: Session, seen: Seen | None) -> Session | None:
         if seen is None:
-            # It may have ended and been acknowledged since the list was read: look again, in this order.
+            # It may have ended and been acknowledged since the list was read: ask again, in this order.
             seen = await self._supervised.status(session.id)
         if seen is not None:
             return await self.follow(session, seen)
@@ -268,17 +260,17 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Makes findings of losses; `session_of` knows the sessions. Without an inspector nobody is told."""
+    """Records losses as findings, if there is an inspector."""
 
     _inspector: Inspector | None
     _session_of: Callable[[SessionId], Awaitable[Session | None]]
 
     async def heard(self, session_id: SessionId, losses: Sequence[Loss]) -> None:
-        """Record losses of a session that runs; those that are known already are not told again."""
+        """Record losses of a running session; known ones are not reported again."""
         await self._record(session_id, losses, told=False)
 
     async def ended(self, session_id: SessionId, end: SessionEnd) -> SessionEnd:
-        """The end with what the workspace shows of it; the agent hears of its losses by the end itself."""
+        """The end with the findings in the workspace. Its losses are reported with the end itself."""
         if end.losses:
             await self._record(session_id, end.losses, told=True)
         return end if self._inspector is None else await self._inspector.ended(session_id, end)
@@ -290,7 +282,7 @@ class Losses:
         root = self._inspector.root
         met = dict[str, Finding]()
         for loss in losses:
-            # As commands name it, in a container.
+            # In a container the supervisor reports the inner path.
             path = loss.path.removeprefix(f"{root.inner}/")
             path = f"{root.workspace}/{path}" if path != loss.path else path
             one = Finding(

@@ -4,8 +4,7 @@ Life of a call::
 
     claim (committed) ──▶ start (the supervisor's mark decides) ──▶ running recorded ──▶ end recorded ──▶ told
 
-Every step may be repeated: a call that is executed again finds its session by the derived id and goes
-on where it is. Waiting is on futures that exits resolve; nothing polls.
+Every step may be repeated: a replayed call finds its session by the derived id and continues from its state.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ from shellback.log import about
 log = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 15.0
-"""How long after its timeout the end of a foreground command is still waited for."""
+"""Seconds after its timeout during which a call still waits for the end of a foreground command."""
 SHORT_S: Final = 0.1
-"""A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
+"""A foreground command that ends sooner is never recorded as running; this saves a commit."""
 
 
 class Engine:
@@ -94,7 +93,7 @@ class Engine:
         self.started = False
 
     async def start(self) -> None:
-        """Check the backend, reach the supervisor and record what happened before; starting twice is fine.
+        """Check the backend, connect to the supervisor and reconcile the sessions. Idempotent.
 
         Raises:
             BackendUnavailable: Commands cannot run here.
@@ -113,7 +112,7 @@ class Engine:
         await self._ends.settled()
 
     async def stop(self) -> None:
-        """Let go of the supervisor; processes go on. Stopping twice, or without a start, is fine."""
+        """Disconnect from the supervisor; processes go on. Idempotent."""
         if not self.started:
             return
         self.started = False
@@ -138,55 +137,47 @@ class Engine:
     ) -> Outcome:
         """Run a command to its end, or hand it over to the background after `yield_after` seconds.
 
-        With `until_input` also when it waits for input: nobody could answer it before the call returns.
-
-        A repeat of the call goes on with the same process or returns its recorded end. Cancelling ends
-        only the waiting: the process runs on and a callback will tell its end.
+        With `until_input` it is also handed over when it waits for input. A replay of the call waits for the same
+        process or returns its recorded end. After cancelling, the process runs on and a callback reports its end.
 
         Raises:
-            CommandDenied: What would run is not what was granted any more.
-            LimitReached: The conversation has its live sessions.
-            SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
+            CommandDenied: What would run has changed since it was granted.
+            LimitReached: The conversation has too many live sessions.
+            SupervisorUnreachable: It is unknown whether it started; if it did, a callback reports its end.
         """
         session, wanted = await self._claimed(grant, origin, Delivery.INLINE)
         with about(session=session.id):
             return await self._joined(session, wanted, yield_after, until_input)
 
     async def launch(self, grant: Grant, origin: CallOrigin) -> Session:
-        """Start a command in the background and return its session at once; a callback tells its end.
+        """Start a command in the background and return its session; a callback reports its end.
 
-        A repeat of the call returns the same session as it is by then. Cancelling leaves a session that is
-        claimed or running; a claimed one is started by the repeat of the call, or given up by `abandon`.
-
-        Raises what `run` does.
+        A replay returns the same session. After cancelling, the session is running, or claimed: then the replay of the
+        call starts it, or `abandon` gives it up. Raises what `run` does.
         """
         session, wanted = await self._claimed(grant, origin, Delivery.CALLBACK)
         with about(session=session.id):
             return session if session.end is not None else await self._running(session, wanted)
 
     async def settled(self, session: Session) -> Session | None:
-        """A claimed session that nothing shall start any more, as it is then; None where nothing ever has."""
+        """Give up a claimed session. Returns it as it is then; None if it was never started."""
         session = await self._recovery.abandon(session)
         return None if session.end is not None and session.end.evidence is Evidence.NEVER_STARTED else session
 
     async def resumed(self, session: Session) -> Outcome:
-        """Go on with a recorded session whose call would no longer be accepted; like the repeat of `run`."""
+        """Wait for a recorded session whose call would no longer be accepted; like a replay of `run`."""
         return await self._joined(session, None)
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
-        """The log of a session; `err` is its second stream where the streams are apart."""
+        """The log of a session; with `err` that of its separate stderr."""
         return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err, end=session.end)
 
     def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
-        """The log of a session, and that of its second stream where the streams are apart."""
+        """The log of a session, and that of stderr if it is separate."""
         return self.output(session), self.output(session, err=True) if session.separate_stderr else None
 
     async def wait(self, session_id: SessionId, *, up_to: float) -> Session:
-        """The session once it has ended, or as it is after `up_to` seconds. Cancelling ends only the waiting.
-
-        Raises:
-            SessionNotFound: There is none.
-        """
+        """Wait for the end of a session; after `up_to` seconds return it as it is. Raises SessionNotFound."""
         ended = self._ends.expect(session_id)
         timer = asyncio.get_running_loop().call_later(up_to, give_up, ended)
         try:
@@ -199,7 +190,7 @@ class Engine:
         return session
 
     async def hand_over(self, session_id: SessionId) -> bool:
-        """Let a callback tell the end that nobody waits for any more; whether it will."""
+        """Have a callback report the end, because no call waits for it any more; returns whether one will."""
         return await self.store.hand_over(session_id)
 
     @property
@@ -208,21 +199,17 @@ class Engine:
         return bool(self._ends.awaited)
 
     def give_up(self, session_id: SessionId) -> None:
-        """Let every call that waits for this session return now; one that started it leaves it to a callback."""
+        """Make every call that waits for this session return now; a callback reports the end to its starter."""
         self._ends.give_up(session_id)
 
     async def abandon(self, session_id: SessionId) -> None:
-        """Make sure that a claimed session which never started never will; one that has is left to run.
-
-        Raises:
-            SessionNotFound: There is none.
-        """
+        """Make a claimed session impossible to start; a started one runs on. Raises SessionNotFound."""
         await self._recovery.abandon(await self.registry.get(session_id))
         self._unsure.discard(session_id)
 
     async def reconcile(self) -> None:
-        """Compare the live sessions of this host with the supervisor and record what is missing."""
-        # Where one cannot be reached the others can; it stays, and is tried again with the next comparison.
+        """Compare the live sessions of this host with the supervisor and record what the store lacks."""
+        # One that cannot be reached stays, and is tried again at the next comparison.
         await asyncio.gather(*map(self.abandon, list(self._unsure)), return_exceptions=True)
         await self._recovery.reconcile()
 
@@ -235,7 +222,7 @@ class Engine:
         reach("claim.committed")
         self.registry.add(session)
         if session.state is SessionState.CLAIMED and session.digest != grant.digest:
-            # Nothing else than what the claim says, and in no other profile, is started with it.
+            # A claim starts only what it recorded, in the profile that it recorded.
             if (started := await self.settled(session)) is None:
                 raise CommandDenied(CHANGED)
             return started, None
@@ -258,7 +245,7 @@ class Engine:
     async def _joined(
         self, session: Session, wanted: Grant | None, yield_after: float | None = None, until_input: bool = False
     ) -> Outcome:
-        """Start the session if nobody has, wait for its end if nobody was told to wait for the callback."""
+        """Start the session unless it was started; wait for its end unless a callback reports it."""
         if session.end is not None or session.delivery is not Delivery.INLINE:
             return await self._told(session, await waiting(self, session) if until_input else None)
         ended = self._ends.expect(session.id)
@@ -274,7 +261,7 @@ class Engine:
                     return await self._handed_over(session, waits)
                 session = end
         except asyncio.CancelledError:
-            if self.started:  # else nobody is left to do it: a repeat of the call waits again, as after a crash
+            if self.started:  # else a replay of the call waits again, as after a crash
                 self._do_later(self._left(session))
             raise
         finally:
@@ -283,7 +270,7 @@ class Engine:
         return await self._told(session)
 
     async def _running(self, session: Session, wanted: Grant | None) -> Session:
-        """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
+        """Start a claimed session; one that was started before is read again, because it may have ended."""
         if wanted is None or session.state is not SessionState.CLAIMED:
             return await self.store.get(session.id) or session
         try:
@@ -300,7 +287,7 @@ class Engine:
             session = await self._given_up(session, error)
             if session.delivery is not Delivery.SETTLED:
                 raise
-            # Its end has come all the same, and is recorded as told by this call.
+            # Its end has arrived all the same, and is recorded as reported by this call.
             return session
         reach("start.answered")
         self._unlinked.add(session)
@@ -332,7 +319,7 @@ class Engine:
             reach("started.recorded")
 
     async def _left(self, session: Session) -> None:
-        """Nobody waits for it any more: a callback tells its end."""
+        """Record that no call waits for it: a callback reports its end."""
         await self._note_running(session)
         await self.store.hand_over(session.id)
 
@@ -345,7 +332,7 @@ class Engine:
         self.registry.add(session)
         handed_over = session.delivery is Delivery.CALLBACK
         if session.end is not None and session.delivery is Delivery.INLINE:
-            # Somebody may have handed it over meanwhile: then the callback tells it, here it is only shown.
+            # If it was handed over meanwhile, the callback reports the end; here it is only shown.
             handed_over = not await self.store.settle_inline(session.id)
         out, err = self.streams(session)
         return Outcome(
@@ -358,7 +345,7 @@ class Engine:
         )
 
     def untold(self, conversation_id: str) -> tuple[str, ...]:
-        """What was found of a conversation's commands that no result has told yet, in sentences; it is told now."""
+        """Findings of a conversation that no result has reported yet, in sentences; counts them as reported."""
         return () if self.inspector is None else self.inspector.untold(conversation_id)
 
     def _reconnected(self) -> None:
@@ -376,7 +363,7 @@ class Engine:
 
 
 def _of_call(session: Session, spec: CommandSpec) -> Session:
-    """The recorded session of a call, which is to have run what is wanted now."""
+    """The recorded session of a call; InvalidCommand if it ran another command."""
     if (session.command, session.cwd, session.pty) != (spec.command, spec.cwd, spec.pty is not None):
         raise InvalidCommand(
             f"another call of the same response has the id {session.tool_call_id!r} and has run; "

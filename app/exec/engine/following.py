@@ -1,4 +1,4 @@
-"""Being told that a session has printed something, instead of looking again and again."""
+"""Waits for output of a session without polling."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 
 _PAUSE_S: Final = 0.1
-"""How long output may go unseen where nobody can be asked for it."""
+"""Pause between two reads of the log when the supervisor cannot be asked."""
 
 
 class Follower:
-    """Tells when a session's output grows, whoever runs it: the host, a container, a supervisor that is replaced."""
+    """Waits for output of a session on the host or in a container, also when its supervisor is replaced."""
 
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine = engine
@@ -27,12 +27,11 @@ class Follower:
     async def grown(
         self, beyond: int, *, err_beyond: int | None = None, rest_s: float = 0.0, timeout_s: float = 30.0
     ) -> Grown:
-        """The sizes once there are more than `beyond` bytes of output, or the session has ended, or after `timeout_s`.
+        """The sizes when there are more than `beyond` bytes of output, when the session ended, or after `timeout_s`.
 
-        `err_beyond` asks the same of the second stream. What is so already is told at once, but never before `rest_s`
-        seconds have passed, unless the session has ended. Where the supervisor cannot be asked, or knows nothing
-        of the session yet, the log is looked at every 0.1 s. `ended` may be told a moment before the store has the
-        end: `Engine.wait` has it. Cancelling leaves nothing behind.
+        `err_beyond` is the same for stderr. Returns after `rest_s` at the earliest, unless the session has ended. If
+        the supervisor cannot be asked or does not know the session yet, reads the log every 0.1 s. `ended` may come
+        before the end is in the store; `Engine.wait` waits for that.
         """
         until = time.monotonic() + timeout_s
         while True:
@@ -48,7 +47,7 @@ class Follower:
             else:
                 seen = self._seen()
                 if not told.ended and (told.size, told.err_size) > (seen.size, seen.err_size):
-                    # What no disk takes nobody can read: whoever asks for it would ask again at once.
+                    # Output that could not be written is not in the log: the caller would ask again at once.
                     await asyncio.sleep(min(_PAUSE_S, left))
                 return told
             try:

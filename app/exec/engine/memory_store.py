@@ -36,7 +36,7 @@ class _Call:
 
 
 class MemorySessionStore(SessionStore):
-    """A `SessionStore` that is gone with its process. Nothing here awaits, so every method is one step of the loop.
+    """A `SessionStore` in memory. No method awaits, so each one is atomic on the event loop.
 
     Args:
         sink: Told about ends; its transaction is None.
@@ -159,11 +159,11 @@ class MemorySessionStore(SessionStore):
         self._sessions[session_id] = replace(session, pinned=pinned)
 
     def ended(self) -> Sequence[Session]:
-        """Sessions that have ended, those that began first in front."""
+        """Ended sessions, oldest first."""
         return [session for session in self._sessions.values() if session.end is not None]
 
     def forget(self, session_id: SessionId) -> None:
-        """Forget a session that has ended, and what was done to it."""
+        """Forget an ended session and its calls."""
         del self._sessions[session_id]
         self._calls = {key: call for key, call in self._calls.items() if call.session_id != session_id}
 
@@ -173,7 +173,7 @@ class MemorySessionStore(SessionStore):
 
 
 class MemoryWorkspaceStore(WorkspaceStore):
-    """A `WorkspaceStore` that is gone with its process; `host_id` is whose containers it has."""
+    """A `WorkspaceStore` in memory, for the containers of one host."""
 
     def __init__(self, host_id: str = "local") -> None:
         self._host_id = host_id
@@ -203,7 +203,7 @@ class MemoryWorkspaceStore(WorkspaceStore):
         ]
 
     def latest(self, scope: str, profile: str) -> PodmanWorkspace | None:
-        """The container of this scope and profile that was made last, None where there was none."""
+        """The newest container of this scope and profile, or None."""
         found = [one for one in self._found.values() if (one.scope, one.profile) == (scope, profile)]
         return max(found, key=lambda one: one.created_at, default=None)
 

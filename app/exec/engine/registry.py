@@ -1,7 +1,6 @@
-"""`ProcessSession`s at hand: a bounded cache over the store, which stays the authority.
+"""A bounded cache of sessions over the store.
 
-Only what cannot change any more is answered from memory; a live session is read from the store,
-because another process may have recorded its end.
+Ended sessions come from memory; live ones from the store, because another process may have recorded their end.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ CACHED: Final = 1024
 
 @dataclass(slots=True)
 class ProcessSession:
-    """One session as this process knows it. `touched_at` is wall-clock seconds of the last call about it."""
+    """A cached session. `touched_at` is the wall-clock time of the last call about it."""
 
     session: Session
     touched_at: float = field(default=0.0)
 
 
 class ExecRegistry:
-    """Finds sessions. Forgetting one costs a read of the store, never the session."""
+    """Finds sessions by id."""
 
     def __init__(self, store: SessionStore, *, capacity: int = CACHED, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -36,10 +35,10 @@ class ExecRegistry:
         self._clock = clock
         self._cached: OrderedDict[SessionId, ProcessSession] = OrderedDict()
         self.listeners: set[Callable[[Session], None]] = set()
-        """Told of each session that is added or looked up, as it is then, however often."""
+        """Called with each session that is added or looked up, each time."""
 
     def add(self, session: Session) -> ProcessSession:
-        """Remember a session, or what is newer about it."""
+        """Cache a session or its newer state."""
         entry = self._cached.get(session.id)
         if entry is None:
             entry = self._cached[session.id] = ProcessSession(session, self._clock())
@@ -52,7 +51,7 @@ class ExecRegistry:
         return entry
 
     async def get(self, session_id: str, conversation_id: str | None = None) -> Session:
-        """The session as it is now; only of `conversation_id` unless that is None.
+        """The session as it is now, if it is of `conversation_id` (None: of any).
 
         Raises:
             SessionNotFound: There is none, or it belongs to another conversation.
@@ -75,12 +74,12 @@ class ExecRegistry:
         self.add(session)
 
     def touched_at(self, session_id: str) -> float:
-        """When a call last was about the session, in wall-clock seconds; 0 when not known."""
+        """Wall-clock time of the last call about the session; 0 if unknown."""
         entry = self._cached.get(SessionId(session_id))
         return entry.touched_at if entry else 0.0
 
     def cleanup(self, max_age_hours: float) -> int:
-        """Forget ended sessions that nobody asked for since; returns how many."""
+        """Forget ended sessions that were not looked up for so long; returns how many."""
         before = self._clock() - max_age_hours * 3600
         old = [key for key, entry in self._cached.items() if not entry.session.live and entry.touched_at < before]
         for key in old:

@@ -1,7 +1,4 @@
-"""What can be done with sessions that exist: see, read, write to, resize, kill.
-
-Whatever changes something is keyed by its call: a repeat returns what was recorded.
-"""
+"""Operations on existing sessions. A change is recorded under its call key: a replay returns the recorded outcome."""
 
 from __future__ import annotations
 
@@ -32,14 +29,14 @@ from shellback.exec.policy.typed_lines import UNFINISHED, left_of, lines_of
 from shellback.exec.wire.crashpoints import reach
 
 ENDED_LISTED: Final = 100
-"""How many ended sessions a list shows."""
+"""Ended sessions in a list."""
 _END_S: Final = 10.0
-"""How long the record of an end is waited for after the kill has been settled."""
+"""Seconds to wait for the exit record after a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One session with its ages in seconds. Idle is the time since its last output and the last call about it."""
+    """A session with its ages in seconds; idle since its last output or the last call about it."""
 
     session: Session
     uptime_s: float
@@ -47,7 +44,7 @@ class Listed:
 
 
 def check_input(session: Session, *, terminal: bool = False) -> None:
-    """Raise PtyError where keys need a terminal that the session has not, InvalidCommand where it has no open stdin."""
+    """Raise PtyError if `terminal` and the session has none, InvalidCommand if its stdin is not open."""
     if terminal and not session.pty:
         raise PtyError(f"session {session.id} has no terminal; use process_write, or start it with execute_pty")
     if not session.stdin_open:
@@ -57,17 +54,14 @@ def check_input(session: Session, *, terminal: bool = False) -> None:
 
 
 def check_size(size: WindowSize) -> None:
-    """Raise InvalidCommand of a size that no terminal may have."""
+    """Raise InvalidCommand if rows or columns are out of range."""
     for name, value, bounds in (("rows", size.rows, limits.PTY_ROWS_RANGE), ("cols", size.cols, limits.PTY_COLS_RANGE)):
         if value not in bounds:
             raise InvalidCommand(f"{name} is {value}; it must be {bounds[0]} to {bounds[-1]}")
 
 
 class Sessions:
-    """The sessions of one conversation, or all of them for the operator (`conversation_id` None).
-
-    Every method that takes an id raises SessionNotFound where there is no such session here.
-    """
+    """The sessions of one conversation, or all (`conversation_id` None). Methods with an id raise SessionNotFound."""
 
     def __init__(self, engine: Engine, conversation_id: str | None) -> None:
         self._engine = engine
@@ -78,7 +72,7 @@ class Sessions:
         return await self._engine.registry.get(session_id, self._conversation_id)
 
     async def list(self) -> list[Listed]:
-        """All that run and the newest that have ended, oldest first."""
+        """All live sessions and the newest ended ones, oldest first."""
         now = time.time()
         found = await self._engine.registry.list(self._conversation_id)
         ended = [session for session in found if not session.live]
@@ -88,9 +82,9 @@ class Sessions:
     async def poll(
         self, session_id: str, origin: CallOrigin, *, most: int = limits.RESULT_CHARS
     ) -> tuple[Session, Slice, Slice | None]:
-        """What was printed since the last poll, in `most` bytes; a repeat of the call returns the same ranges.
+        """At most `most` bytes of output since the last poll; stderr is None unless separate.
 
-        The second stream is None where both are one. InvalidCommand of what ran on another host.
+        A replay returns the same ranges. Raises InvalidCommand for a session of another host.
         """
         session = await self.get(session_id)
         out, err = self._streams(session)
@@ -101,20 +95,14 @@ class Sessions:
         return session, *await both_ends(out, err, most, passed[:2], passed[2:])
 
     async def log_lines(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
-        """Lines of the log, or of that of the second stream; a negative offset counts from the end.
-
-        Raises InvalidCommand where `limit` is out of range, and what `readable` does.
-        """
+        """Lines of the log or of stderr; a negative offset counts from the end. Raises InvalidCommand."""
         if not 1 <= limit <= 10_000:
             raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
         session = await self.get(session_id)
         return session, await self.readable(session, err=err).lines(offset, limit)
 
     async def log_bytes(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
-        """Bytes of the log, or of that of the second stream; it ends where a whole character does.
-
-        Raises InvalidCommand where a bound is out of range, and what `readable` does.
-        """
+        """Bytes of the log or of stderr, cut at a character. Raises InvalidCommand."""
         if offset < 0:
             raise InvalidCommand(f"byte_offset is {offset}; it must be 0 or more")
         if not 1 <= limit <= limits.RESULT_CHARS:
@@ -131,7 +119,7 @@ class Sessions:
         return self._engine.streams(session)
 
     def readable(self, session: Session, *, err: bool = False) -> OutputLog:
-        """The log of a session, or of its second stream; InvalidCommand where it cannot be read here."""
+        """The log of a session or its stderr; InvalidCommand if it cannot be read here."""
         out, second = self._streams(session)
         log = second if err else out
         if log is None:
@@ -147,13 +135,13 @@ class Sessions:
     async def write(
         self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str, eof: bool = False, by_model: bool = True
     ) -> int:
-        """Write to a terminal or an open stdin once; returns the bytes taken. Cancelling may leave it unknown.
+        """Write once to a terminal or an open stdin; returns the bytes taken. After cancelling this may be unknown.
 
         Raises:
-            PasswordWanted: A password is asked for, which is not for a model to type (`by_model`).
-            InvalidCommand: The session takes no input, or there is too much of it.
+            PasswordWanted: The program asks for a password and the writer is a model (`by_model`).
+            InvalidCommand: The session takes no input, or the data is too long.
             TaskCompleted: It has ended.
-            InputUnknown: A crash hides whether the input arrived; it is not written again.
+            InputUnknown: After a crash it is unknown whether the input arrived; it is not written again.
         """
         session = await self.get(session_id)
         if len(data) > limits.STDIN_BYTES:
@@ -198,7 +186,7 @@ class Sessions:
         return found if isinstance(found, str) else None
 
     async def _recalled(self, session: Session, key: CallKey) -> dict[str, object]:
-        """What the supervisor remembers of a write whose worker died before it could record the outcome."""
+        """The outcome of a write in the supervisor, when the worker died before recording it."""
         outcome = None
         with contextlib.suppress(TaskCompleted, SessionNotFound, SupervisorUnreachable):
             outcome = await self._engine.supervised.port.written(session.id, key)
@@ -207,7 +195,7 @@ class Sessions:
         return outcome or {}
 
     async def resize(self, session_id: str, size: WindowSize, origin: CallOrigin | None = None) -> Session:
-        """Change the size of a terminal; a repeat of the call does not undo what was set since.
+        """Change the size of a terminal; a replay does not undo a later change.
 
         Raises:
             PtyError: The session has no terminal.
@@ -228,7 +216,7 @@ class Sessions:
         return session
 
     async def pin(self, session_id: str, pinned: bool, origin: CallOrigin) -> Session:
-        """Choose whether the conversation is shown the session's block; a repeat of the call changes nothing."""
+        """Show or hide the session's block; a replay changes nothing."""
         session = await self.get(session_id)
         act = act_of(origin, session.id, "process_pin")
         if not await self._engine.store.begin_call(act):
@@ -239,9 +227,9 @@ class Sessions:
     async def kill(
         self, session_id: str, origin: CallOrigin, *, by: EndedBy = EndedBy.AGENT
     ) -> tuple[Session, tuple[int, ...]]:
-        """End the whole tree of a session; returns it with its end, and the processes that could not be ended.
+        """End the whole tree of a session; returns the session, and survivors. A replay returns the same.
 
-        A repeat of the call returns the same. Cancelling ends the waiting, not the kill.
+        Cancelling ends the waiting, not the kill.
 
         Raises:
             TaskCompleted: It had ended before; nothing was signalled.
@@ -261,7 +249,7 @@ class Sessions:
         return session, survivors
 
     async def end(self, session: Session, *, by: EndedBy) -> tuple[Session, tuple[int, ...]]:
-        """Kill without a call to key it by: what the operator and the end of a conversation do."""
+        """Kill without a call key, for the operator and the end of a conversation."""
         if session.state is SessionState.CLAIMED:
             await self._engine.abandon(session.id)
             session = await self.get(session.id)

@@ -1,7 +1,7 @@
-"""Whether a session waits for input: who reads, as the kernel has it, how long it is silent, and its last line.
+"""Decides whether a session waits for input, by its reading process, its silence and its last line.
 
-Text alone is never enough: what has printed a question may be computing. A program that reads is believed at once, one
-that watches its terminal beside other things only with a prompt, or where it takes single keys.
+Text alone is not enough: a program may compute after it printed a question. A blocked read is enough; polling the
+terminal among other things counts only with a prompt, or if the terminal delivers single keys.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from shellback.exec.log.output import OutputLog, Slice
 from shellback.exec.policy.rules.carriers import SHELLS, name_of, names
 
 SETTLED_S: Final = 0.2
-"""What has just printed may be about to go on: it is looked at again once it has been silent for so long."""
+"""A program that was silent for less is inspected again: it may go on printing."""
 CAREFUL_S: Final = 1.0
-"""Who watches the terminal beside other things may still be about to print."""
+"""Silence that is needed of a program that polls: it may go on printing."""
 DOUBT_S: Final = 2.0
-"""Who reads without having asked for anything may do so beside a program that works."""
+"""Silence that is needed of a reader without a prompt: another process may work beside it."""
 BLIND_S: Final = 15.0
-"""Where the kernel says nothing, a prompt and this silence are told, and nothing is concluded from them."""
+"""If the reader is unknown, a prompt and this silence are reported, as not sure."""
 FIRST_S: Final = 0.3
 LONGEST_S: Final = 5.0
-"""How long a session is silent before it is looked at, at first, and at most later on."""
+"""Pause before an inspection: the first and the longest."""
 RETRY_S: Final = 1.0
 PROMPT_CHARS: Final = 200
 _LINES: Final = 12
@@ -39,12 +39,12 @@ _ASKS: Final = re.compile(
     r"|^\([a-z][\w .-]{0,20}\)|^\.\.\.)$",
     re.IGNORECASE,
 )
-"""How the last line of a program ends that asks for something."""
+"""The end of a line that asks for something."""
 _MENU: Final = re.compile(
     r"^\s*(?:[\u276f\u203a\u25b8\u25ba\u27a4\u25c9\u25cf\u25c6] |\? )|arrow keys|space> to|space to (?:select|toggle)",
     re.IGNORECASE,
 )
-"""What is near the end of a menu that is drawn over and over."""
+"""Text near the end of a menu that is redrawn."""
 _SECRET: Final = re.compile(
     r"^[^$#%=~^\"'`<>]{0,80}"
     r"(?:pass ?(?:word|phrase|code)|\bpin\b|\b(?:otp|2fa|mfa|totp)\b|\b(?:secret|token|api key)\b"
@@ -53,12 +53,12 @@ _SECRET: Final = re.compile(
     r"[^$#%=~^\"'`<>]{0,60}[:?\u203a] ?(?:\[[^\]]*hidden[^\]]*\]|[*\u2022\u25cf\u25aa]+)?$",
     re.IGNORECASE,
 )
-"""A line that asks for a secret, of a program that hides it by itself; nothing that is typed into a shell or editor."""
+"""A line of a program that asks for a secret and hides it itself; never a line typed into a shell or editor."""
 _SHELLS: Final = SHELLS | names(
     "ssh mosh telnet su sudo doas login screen tmux script expect docker podman kubectl nsenter chroot busybox"
     " machinectl nerdctl lxc pwsh nu xonsh elvish rc es rlwrap nc ncat socat"
 )
-"""Programs that run what is typed, here or elsewhere, or have one run that does."""
+"""Programs that run typed lines, here or elsewhere, or start one that does."""
 _WORDS: Final = re.compile(r"[^\s;|&()<>'\"`$]+")
 _NO_TEXT: Final = b"\x03\x04\x1b"
 """C-c, C-d and Escape type nothing."""
@@ -66,12 +66,12 @@ _NO_TEXT: Final = b"\x03\x04\x1b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """That a session waits for input, and how that is known.
+    """A session waits for input, with the evidence.
 
-    `evidence` is `read`: a process is blocked reading; `poll`: one watches its terminal or stdin and shows a prompt or
-    takes single keys; `echo_off`: the terminal hides what is typed; `silence`: the kernel does not let us see, but
-    there is a prompt and nothing since. `since_s` is how long nothing was printed. With `password` only a person may
-    type. `sure` is whether waiting for its end would be in vain; else it may be busy all the same.
+    `evidence` is `read`: a process is blocked in a read; `poll`: a process polls its terminal or stdin, and shows a
+    prompt or takes single keys; `echo_off`: the terminal hides input; `silence`: the reader is unknown, but there is
+    a prompt and no output since. `since_s` is the silence. With `password` only a person may type. Unless `sure`, the
+    program may be busy.
     """
 
     evidence: Literal["read", "poll", "echo_off", "silence"]
@@ -84,12 +84,11 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A session and its output as of now.
+    """A session and its output now.
 
-    `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
-    second stream where the streams are apart; `warning` is about the conversation, not the command. `waiting` says that
-    the call did not wait for the end because the command waits for input. `findings` are told with it, in sentences:
-    those of the end, and what the look before the command found of others of the conversation.
+    With `handed_over` a callback reports the end. `err` is a separate stderr; `warning` is about the conversation.
+    With `waiting` the call returned because the command waits for input. `findings` are sentences: those of the end,
+    and those of other commands of the conversation that were not reported yet.
     """
 
     session: Session
@@ -102,7 +101,7 @@ class Outcome:
 
 
 class Looked(Protocol):
-    """What an engine has for this."""
+    """The part of an engine that this module uses."""
 
     supervised: Supervised
 
@@ -112,12 +111,12 @@ class Looked(Protocol):
 
 
 def takes_input(session: Session) -> bool:
-    """Whether anybody could answer it: it may run, and has a terminal or an open stdin."""
+    """Whether it is live, with a terminal or an open stdin."""
     return session.live and session.stdin_open
 
 
 async def waiting(engine: Looked, session: Session) -> Waiting | None:
-    """What a session waits for at this moment; None where it does not, or where nobody can tell. Changes nothing."""
+    """What a session waits for now; None if it does not wait or this is unknown. Changes nothing."""
     if not takes_input(session) or session.state is not SessionState.RUNNING:
         return None
     look = await look_at(engine, session)
@@ -128,10 +127,7 @@ async def waiting(engine: Looked, session: Session) -> Waiting | None:
 
 
 async def until_waiting(engine: Looked, session: Session) -> Waiting | None:
-    """Wait until the session is surely waiting for input; None once it has ended.
-
-    Looks only while it is silent, less and less often. Cancelling ends only the waiting.
-    """
+    """Wait until the session surely waits for input; None if it ends. Inspects it during silence, ever less often."""
     size, pause = 0, FIRST_S
     while takes_input(session):
         try:
@@ -157,15 +153,15 @@ async def until_waiting(engine: Looked, session: Session) -> Waiting | None:
 
 
 Ended = asyncio.Future[Session | None]
-"""Resolved with the session once it has ended, or with None by whoever gives up."""
+"""Resolved with the ended session, or with None by `give_up`."""
 
 
 async def joined(
     engine: Looked, session: Session, ended: Ended, *, patience_s: float, until_input: bool
 ) -> tuple[Session | None, Waiting | None]:
-    """The session with its end; without one after `patience_s` or when somebody gives up.
+    """Wait for the end; without it the session is None after `patience_s`, or by `give_up`.
 
-    With `until_input` also when it waits for input, and then how that is known. Cancelling ends only the waiting.
+    With `until_input` also when it waits for input, which is the second value. Cancelling ends only the waiting.
     """
     if ended.done():
         return ended.result(), None
@@ -183,7 +179,7 @@ async def joined(
 
 
 def give_up(ended: Ended) -> None:
-    """End the waiting, unless it is over."""
+    """End the wait, unless it is over."""
     if not ended.done():
         ended.set_result(None)
 
@@ -193,12 +189,12 @@ def _found(asked: asyncio.Task[Waiting | None]) -> Waiting | None:
 
 
 def judged(look: Look, lines: list[str]) -> Waiting | None:
-    """What a look and the last lines of the output say together; the last line is empty where it is finished."""
+    """Judge an inspection with the last lines of output; the last line is empty after a newline."""
     terminal, quiet = look.terminal, look.quiet_s
     raw = terminal is not None and not terminal.canonical
     last = lines[-1].rstrip() if lines else ""
     if raw and len(last) > PROMPT_CHARS:
-        last = ""  # drawn all over the screen, by no line
+        last = ""  # drawn on the whole screen, not a line
     asks = _ASKS.search(last) is not None
     password = _hidden(look) and look.how != "none" and (not raw or _SECRET.search(last) is not None)
     evidence: Literal["read", "poll", "echo_off", "silence"]
@@ -228,7 +224,7 @@ def judged(look: Look, lines: list[str]) -> Waiting | None:
 
 
 def shown(found: Waiting, session: Session) -> dict[str, object]:
-    """It as portable JSON for the model, which also says what to do."""
+    """The finding as JSON for the model, with advice."""
     return {
         "evidence": found.evidence,
         "prompt": found.prompt,
@@ -240,7 +236,7 @@ def shown(found: Waiting, session: Session) -> dict[str, object]:
 
 
 def advice(found: Waiting, session: Session) -> str:
-    """What the model is to do about it."""
+    """What the model should do."""
     if found.password:
         return (
             "it asks for a password, which is not yours to type: tell the person to type it in a terminal with "
@@ -253,7 +249,7 @@ def advice(found: Waiting, session: Session) -> str:
 
 
 async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
-    """Raise PasswordWanted where a model may not type `data` now: more than C-c, C-d and Escape into a password."""
+    """Raise PasswordWanted if a model would type other than C-c, C-d and Escape at a password prompt."""
     if not session.pty or not takes_input(session) or not data.strip(_NO_TEXT):
         return
     look = await look_at(engine, session)
@@ -263,7 +259,7 @@ async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
 
 
 async def shell_reads(engine: Looked, session: Session) -> bool:
-    """Whether a shell may read what is typed into a session now; True also where nobody can tell."""
+    """Whether a shell may read what is typed into a session now; True if this is unknown."""
     if session.kind == SHELL or not _SHELLS.isdisjoint(map(name_of, _WORDS.findall(session.command))):
         return True
     look = await look_at(engine, session)
@@ -280,7 +276,7 @@ def _last_lines(engine: Looked, session: Session) -> list[str]:
 
 
 async def look_at(engine: Looked, session: Session) -> Look | None:
-    """What a session does at this moment; None where this is unknown."""
+    """What a session does now; None if unknown."""
     try:
         return await engine.supervised.port.look(session.id)
     except ExecError:
