@@ -1,7 +1,7 @@
 """Shell tools for queued agents: nothing lost, nothing run twice, nothing run that was not approved.
 
-The names in `__all__` load when they are first used: importing the package loads neither DBOS nor Pydantic AI.
-`docs/library.md` has an example of each.
+The names in `__all__` load at first use, so importing the package loads neither DBOS nor Pydantic AI. `docs/library.md`
+has an example of each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Log set-up: lines for people or one JSON object a line, with ids as fields of their own.
+"""Log set-up: lines for people, or one JSON object per line, with ids as fields.
 
-Ids are set once around what concerns them, `with about(conversation=name, work_item=item): ...`, and then
-are on every line written inside, those of libraries too, in tasks and database threads begun there. A
-field of one line only goes in by `extra`, and wins. Whatever is in a field, a record stays on one line, a
-traceback aside. docs/observability.md has the names.
+`with about(conversation=name, work_item=item): ...` adds the fields to every line written inside the block, also by
+libraries and by tasks and database threads that begin there. A field given by `extra` is on one line only, and wins.
+A record is always one line, except for its traceback. docs/observability.md lists the names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from types import MappingProxyType
 from typing import Final, Literal, TextIO
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What DBOS adds to its own lines: one of its names is ours, one is always the same, one the trace has.
+# Fields of DBOS's own lines: renamed to ours or, in `_LEFT_OUT`, constant or part of the trace.
 _OTHERS: Final = {"operationUUID": "work_item", "executorID": "executor"}
 _LEFT_OUT: Final = frozenset({"applicationID", "applicationVersion", "traceId"})
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -30,7 +29,7 @@ _everywhere: Final[dict[str, object]] = {}
 
 @contextlib.contextmanager
 def about(**ids: object) -> Generator[None]:
-    """Put these fields on every line written inside the block, in addition to those of blocks around it."""
+    """Add these fields to every line written inside the block."""
     token = _about.set({**_about.get(), **ids})
     try:
         yield
@@ -39,12 +38,12 @@ def about(**ids: object) -> Generator[None]:
 
 
 def configure(level: str = "INFO", form: Literal["text", "json"] = "text", stream: TextIO | None = None) -> None:
-    """Send every record of `level` and above to `stream` (stderr by default), and to nowhere else."""
+    """Send every record of `level` and above to `stream` (default stderr) only."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     handler.addFilter(_with_ids)
     root = logging.getLogger()
-    # DBOS gives its logger a handler of its own unless it has one.
+    # DBOS adds its own handler to its logger unless it has one.
     for logger in (root, logging.getLogger("dbos")):
         for old in logger.handlers[:]:
             logger.removeHandler(old)
@@ -57,19 +56,19 @@ def configure(level: str = "INFO", form: Literal["text", "json"] = "text", strea
 
 
 def process_wide(**ids: object) -> None:
-    """Have these fields, and those of no earlier call, on every line in JSON; lines for people go without."""
+    """Put these fields, instead of those of an earlier call, on every JSON line; lines for people omit them."""
     _everywhere.clear()
     _everywhere.update(ids)
 
 
 def _with_ids(record: logging.LogRecord) -> bool:
-    # In the thread and task that wrote the line, so that these are its ids.
+    # This runs in the thread and task that wrote the line, so that these are its ids.
     record.__dict__.update({name: value for name, value in _about.get().items() if name not in record.__dict__})
     return True
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    # DBOS warns of an error that it retries; the attempt that fails last is told with all that is known.
+    # DBOS warns of an error that it retries; only the last failed attempt is logged with its traceback.
     if record.exc_info and record.exc_info[1] and record.levelno < logging.ERROR:
         error = record.exc_info[1]
         record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
@@ -78,7 +77,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 class TextLines(logging.Formatter):
-    """`time level logger: message key=value ...`, fields in the order in which they were given."""
+    """`time level logger: message key=value ...`, fields in the given order."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it if there is one."""
@@ -103,7 +102,7 @@ class JsonLines(logging.Formatter):
         entry |= {name: value for name, value in (_everywhere | _fields(record)).items() if name not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        # In ASCII, and DEL with it: what the terminal's own filter would have to change is JSON no more.
+        # ASCII, with DEL escaped too: the output filter would break the JSON if it had to change a character.
         return json.dumps(entry, default=str).replace("\x7f", "\\u007f")
 
 

@@ -1,6 +1,6 @@
-"""Whose word is taken: settings and modules are read only from where neither agents nor other users write.
+"""Settings and modules are read only from files that neither agents nor other users can write.
 
-Which workspaces there are is known from WORKSPACE_ROOT and from the state directory, where every worker notes its own.
+The known workspaces are WORKSPACE_ROOT and those that workers have noted in the state directory.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from shellback.exec.core.runner import alterable
 
 DOTENV: Final = ".env"
 _BELIEVED: Final = (
-    "a file where neither agents nor other users write: start in another directory, take their write permission away"
-    " (chmod go-w), or set what it says in the environment"
+    "a file that neither agents nor other users can write: start in another directory, remove their write permission"
+    " (chmod go-w), or set its variables in the environment"
 )
 KNOWN: Final = "workspaces.json"
-"""Below the state directory: the paths of the workspaces that its workers had, the last one last."""
+"""The file in the state directory with the paths of its workers' workspaces, the latest last."""
 _MOST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One variable that cannot be used; `value` has its secrets taken out."""
+    """One variable with a value that is not allowed; `value` is without secrets."""
 
     variable: str
     value: str
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.variable}={self.value!r} cannot be used; allowed is {self.allowed}"
+        return f"{self.variable}={self.value!r} is not allowed; allowed: {self.allowed}"
 
 
 class SettingsError(ValueError):
-    """Raised when settings cannot be used; names every wrong one, its value and what is allowed."""
+    """Raised when settings cannot be used; names each wrong one, its value and the allowed values."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__(problems)
@@ -49,15 +49,15 @@ class SettingsError(ValueError):
 
 
 def default_home(given: Mapping[str, str]) -> Path:
-    """The state directory where none is named."""
+    """The default state directory."""
     state = given.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # the XDG rules have a relative one ignored
+    if not state.startswith("/"):  # the XDG rules ignore a relative path
         state = f"{given.get('HOME') or Path.home()}/.local/state"
     return Path(state) / "shellback"
 
 
 def known_workspaces(state: Path) -> list[Path]:
-    """The workspaces that a state directory knows; none where it cannot be read."""
+    """The workspaces noted in a state directory; none if it cannot be read."""
     try:
         found = json.loads((state / KNOWN).read_bytes())
     except (OSError, ValueError):
@@ -66,10 +66,10 @@ def known_workspaces(state: Path) -> list[Path]:
 
 
 def note_workspace(state: Path, workspace: Path) -> None:
-    """Have a state directory know a workspace, symlinks resolved; at most a thousand, the last ones.
+    """Note a workspace, symlinks resolved, in a state directory, which keeps the last thousand.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     before = known_workspaces(state)
     real = Path(os.path.realpath(workspace))
@@ -82,23 +82,20 @@ def note_workspace(state: Path, workspace: Path) -> None:
 
 
 def objection(path: Path, workspaces: Iterable[Path]) -> str | None:
-    """Why nothing that is found at a path is obeyed, in words after "because"; None where nothing speaks against it.
-
-    For a directory that is: what is found in it.
-    """
+    """Why files at or below a path are not trusted, in words after "because"; None if they are."""
     real = Path(os.path.realpath(path))
     for workspace in workspaces:
         with contextlib.suppress(OSError):
             if real.is_relative_to(os.path.realpath(workspace)):
-                return f"{path} is in the workspace {workspace}, where agents write"
+                return f"{path} is in the workspace {workspace}, which agents can write"
     return alterable(path, within=True)
 
 
 def dotenv(environ: Mapping[str, str]) -> Mapping[str, str | None]:
-    """What `.env` in the current directory says, nothing where there is none; `environ` is the real environment.
+    """The variables of `.env` in the current directory, if it exists; `environ` is the real environment.
 
     Raises:
-        SettingsError: It cannot be read, or agents or other users write where it is.
+        SettingsError: It cannot be read, or agents or other users can write there.
     """
     try:
         if not Path(DOTENV).is_file():
@@ -115,7 +112,7 @@ def dotenv(environ: Mapping[str, str]) -> Mapping[str, str | None]:
 
 
 def _believe(path: Path, environ: Mapping[str, str], said: Mapping[str, str | None]) -> None:
-    """Refuse `.env` where somebody else may have written it: also if only what it has `said` itself tells that."""
+    """Refuse `.env` if another user or an agent may have written it, also by the workspace that it names itself."""
     around = {name: value for name, value in environ.items() if value.strip()}
     given = [around, {name: value for name, value in said.items() if value} | around]
     roots = [Path(os.path.expanduser(one.get("WORKSPACE_ROOT", "").strip() or "workspace")) for one in given]

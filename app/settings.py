@@ -1,10 +1,9 @@
 """Settings from the environment and `.env`: the only reader of either.
 
-A setting is an environment variable of the field's name in capitals. `.env` in the current directory
-fills in what the environment lacks and never overrides it; an empty value counts as not set. Names in
-`.env` that are not ours (`ANTHROPIC_API_KEY`, say) go into this process's environment, because model
-providers look for their keys there and nowhere else. Commands of the agent see none of it: their
-environment is built up from nothing.
+A setting is an environment variable with the field's name in capitals. `.env` in the current directory adds missing
+variables and never overrides one; an empty value counts as not set. Other names in `.env`, such as
+`ANTHROPIC_API_KEY`, go into this process's environment, because model providers read their keys there. Commands of the
+agent get a new environment, without any of these.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _DATABASES: Final = {
 
 
 def setting(default: object, allowed: str, *, secret: bool = False, **bounds: Any) -> Any:
-    """A field with its default; `allowed` says what it takes, `secret` keeps it out of representations."""
+    """A field; `allowed` describes its values, `secret` keeps it out of representations."""
     return Field(default, description=allowed, repr=not secret, validate_default=True, **bounds)
 
 
@@ -60,7 +59,7 @@ def seconds(default: float, low: float, high: float, unit: str = "seconds") -> A
 
 
 def shown_url(url: str) -> str:
-    """Take every password out of a database address, also out of one that cannot be parsed."""
+    """The address without passwords, even if it cannot be parsed."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     if "@" in rest:
         credentials, _, place = rest.rpartition("@")
@@ -70,13 +69,13 @@ def shown_url(url: str) -> str:
 
 
 def default_cache(given: Mapping[str, str]) -> Path:
-    """Where workspaces are kept where nothing is named; by another name it may be."""
+    """The directory of cached workspaces, unless SHELLBACK_CACHE names one; an older variable may name it too."""
     named = given.get("WEAKINCENTIVES_CACHE", "").strip()
     return Path(named).expanduser().absolute() if named else Path(given.get("HOME") or Path.home()) / ".cache/shellback"
 
 
 class Settings(BaseModel):
-    """Everything an operator can set; `.env.example` says what each one does."""
+    """All settings of an operator; `.env.example` explains each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
@@ -107,9 +106,8 @@ class Settings(BaseModel):
     secret_paths: str = setting("", "paths that begin with / or ~/, with colons between them")
     sandbox_readable: str = setting(
         "",
-        "absolute paths with colons between them; not /, /tmp, /var/tmp, /home, /home/agent, /run, /proc, /sys, /dev or"
-        " what is below the last four, and nothing that is or is in a listed secret (SECRET_PATHS) or the state"
-        " directory",
+        "absolute paths with colons between them, except /, /tmp, /var/tmp, /home, /home/agent; /run, /proc, /sys, /dev"
+        " and paths below these four; listed secrets (SECRET_PATHS), the state directory and paths below these",
     )
     sandbox_tmp_bytes: int = count(2**30, 2**20, 2**40)
     sandbox_processes: int = count(1024, 16, 1_000_000)
@@ -131,7 +129,7 @@ class Settings(BaseModel):
         default_factory=lambda: default_cache(os.environ), description="a directory, absolute or beginning with ~"
     )
     host_mount_roots: str = setting(
-        "", "directories that begin with / or ~/, with colons between them; not / itself, and no listed secret"
+        "", "directories that begin with / or ~/, with colons between them, except / and listed secrets"
     )
 
     auto_approve: Literal["sandboxed", "off"] = setting("sandboxed", "sandboxed or off")
@@ -179,22 +177,22 @@ class Settings(BaseModel):
     otel_sdk_disabled: bool = setting(default=False, allowed="true or false")
     telemetry_content: bool = setting(default=False, allowed="true or false")
     notify_command: str = setting(
-        "", "a program and its arguments, quoted as for a shell, which does not run it", secret=True
+        "", "a program and its arguments, quoted as for a shell (no shell runs it)", secret=True
     )
     notify_webhook: str = setting(
-        "", "http:// or https:// and an address, where NOTIFY_COMMAND is not set", secret=True
+        "", "http:// or https:// and an address, only if NOTIFY_COMMAND is not set", secret=True
     )
     shellback_crash_points: Path | None = setting(None, "an absolute directory (tests only)")
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read all settings at once, from `environ` alone or from the environment and `.env`.
+        """Read all settings from `environ`, or from the environment and `.env`.
 
-        Without `environ`, names of `.env` that are not settings are added to this process's environment
-        where they are missing.
+        Without `environ`, names in `.env` that are not settings are added to this process's environment, unless they
+        are set there.
 
         Raises:
-            SettingsError: At least one value cannot be used; all wrong ones are in it.
+            SettingsError: At least one value is not allowed; it names all of them.
         """
         given = _surroundings(cls) if environ is None else environ
         values: dict[str, Any] = {
@@ -218,7 +216,7 @@ class Settings(BaseModel):
             raise ValueError("holds a NUL")
         try:
             return Path(value).expanduser().absolute()
-        except RuntimeError as error:  # ~name of nobody
+        except RuntimeError as error:  # ~name without such a user
             raise ValueError(str(error)) from None
 
     @field_validator("policy_file")
@@ -260,28 +258,22 @@ class Settings(BaseModel):
     def _no_secret(cls, value: str, info: ValidationInfo) -> str:
         if not value:
             return value
-        more = info.data
-        hidden = _hidden(more.get("secret_paths", ""), more.get("shellback_home", Path("/")), more.get("exec_uid", 0))
         for part in _parts(value):
             path = Path(os.path.realpath(part))
             own = any(path.is_relative_to(place) for place in _OWN_OF_SANDBOXES)
             if not part.startswith("/") or "\0" in part or own or str(path) in {"/", *_OF_ALL}:
                 raise ValueError("no path that a sandbox could have in addition")
-            if any(path.is_relative_to(secret) for secret in hidden):
-                raise ValueError("a secret")
+            _require_no_secret(path, info)
         return value
 
     @field_validator("host_mount_roots")
     @classmethod
     def _roots(cls, value: str, info: ValidationInfo) -> str:
-        more = info.data
-        hidden = _hidden(more.get("secret_paths", ""), more.get("shellback_home", Path("/")), more.get("exec_uid", 0))
         for part in _parts(value):
             path = Path(part).expanduser()
             if not path.is_absolute() or "\0" in part or (real := Path(os.path.realpath(path))) == Path("/"):
                 raise ValueError("no directory that mounts could come from")
-            if any(real.is_relative_to(secret) for secret in hidden):
-                raise ValueError("a secret")
+            _require_no_secret(real, info)
         return value
 
     @field_validator("sandbox_memory_bytes")
@@ -314,7 +306,7 @@ class Settings(BaseModel):
 
     @property
     def hidden(self) -> tuple[Path, ...]:
-        """What no sandbox sees and no command reads without being asked: listed secrets, state directory, database."""
+        """Paths that no sandbox shows and no command reads unasked: listed secrets, state directory, database."""
         found = _hidden(self.secret_paths, self.shellback_home, self.exec_uid)
         file = self.database_url.partition("?")[0].removeprefix("sqlite:///")
         names = (f"{os.path.realpath(file)}{end}" for end in ("", "-wal", "-shm"))
@@ -322,28 +314,28 @@ class Settings(BaseModel):
 
     @property
     def policy(self) -> Path | None:
-        """The operator's file of rules: the named one, or `shellback.toml` in the state directory where it is there."""
+        """The operator's file of rules: POLICY_FILE, or `shellback.toml` in the state directory if it exists."""
         ours = self.shellback_home / "shellback.toml"
         return self.policy_file or (ours if os.path.lexists(ours) else None)
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """What sandboxes may read beside what programs need."""
+        """Paths that sandboxes may read in addition to those that programs need."""
         return tuple(Path(part) for part in _parts(self.sandbox_readable))
 
     @property
     def mount_roots(self) -> tuple[Path, ...]:
-        """The directories that host mounts may come from; none by default."""
+        """Directories that host mounts may come from."""
         return tuple(Path(part).expanduser() for part in _parts(self.host_mount_roots))
 
     @property
     def telemetry_endpoint(self) -> str:
-        """Where traces and metrics go, empty for nowhere."""
+        """The receiver of traces and metrics, "" for none."""
         return "" if self.otel_sdk_disabled else self.otel_exporter_otlp_endpoint
 
     @property
     def shown_database(self) -> str:
-        """The database's address for people, without its password."""
+        """The database's address without its password."""
         return shown_url(self.database_url)
 
 
@@ -351,10 +343,17 @@ def _parts(value: str) -> list[str]:
     return [part for part in value.split(":") if part]
 
 
+def _require_no_secret(path: Path, info: ValidationInfo) -> None:
+    given = info.data
+    hidden = _hidden(given.get("secret_paths", ""), given.get("shellback_home", Path("/")), given.get("exec_uid", 0))
+    if any(path.is_relative_to(secret) for secret in hidden):
+        raise ValueError("a secret")
+
+
 def _hidden(extra: str, state: Path, exec_uid: int) -> tuple[Path, ...]:
     found = {*secret_paths(_parts(extra), home=Path.home(), state=state)}
     for uid in {os.geteuid(), exec_uid if os.geteuid() == 0 else os.geteuid()}:
-        # HOME may be another than the user's, and commands may be those of another user.
+        # HOME may differ from the user's home, and commands may run as another user.
         with contextlib.suppress(KeyError):
             home = pwd.getpwuid(uid).pw_dir
             found.update(secret_paths((), home=Path(home), state=state) if os.path.isdir(home) else ())
@@ -362,31 +361,28 @@ def _hidden(extra: str, state: Path, exec_uid: int) -> tuple[Path, ...]:
 
 
 def words(command: str) -> list[str]:
-    """A command line as the words that a shell would make of it."""
+    """A command line split into words, as a shell does."""
     return shlex.split(command)
 
 
 def plain_environment() -> dict[str, str]:
-    """What a program needs of our environment to run at all: no setting, no key."""
+    """The variables that any program needs: no setting, no key."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
 
 def engine_environment() -> dict[str, str]:
-    """What of our environment tells an engine where its own files are: no setting, no key, no other engine."""
+    """The variables that tell a container engine where its files are: no setting, no key, no other engine."""
     return {name: os.environ[name] for name in _OF_ENGINES if os.environ.get(name)}
 
 
 def plain_terminal(*, by_kind: bool = False) -> bool:
-    """Whether whoever started us wants text without colours, by NO_COLOR or (only that: `by_kind`) its terminal."""
+    """Whether NO_COLOR or TERM=dumb asks for plain text; with `by_kind`, TERM alone."""
     return (bool(os.environ.get("NO_COLOR")) and not by_kind) or os.environ.get("TERM") == "dumb"
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where settings come from: `of` names the source of each, `passed_on` what else `.env` gives to this process.
-
-    `doubtful` maps names in `.env` that are no settings to the setting that was probably meant.
-    """
+    """`of`: the source of each setting. `passed_on`: other names in `.env`. `doubtful`: probable typos among these."""
 
     of: Mapping[str, str]
     passed_on: tuple[str, ...]
@@ -394,7 +390,7 @@ class Origins:
 
 
 def origins() -> Origins:
-    """Where each setting that `Settings.load()` gives comes from, without any value.
+    """The source of each setting, without values.
 
     Raises:
         SettingsError: `.env` cannot be read.

@@ -72,7 +72,7 @@ def assert_refused(result: Result, *parts: str) -> None:
     assert result.returncode == 2, (result.stdout, result.stderr)
     assert result.stdout == ""
     said = [line for line in result.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
-    assert said[0].startswith(("shellback: ", "Usage: ", "made the workspace"))
+    assert said[0].startswith(("shellback: ", "Usage: ", "created the workspace"))
     assert len(said) <= 5
     assert "Traceback" not in result.stderr
     for part in parts:

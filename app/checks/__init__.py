@@ -1,4 +1,4 @@
-"""What a worker needs of its surroundings, looked at one by one. Each check says cause and remedy."""
+"""Checks of everything a worker needs. Each check names cause and remedy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Check", "all_checks", "live_checks"]
 
 
 def all_checks(settings: Settings) -> list[Check]:
-    """Everything, cheap things first; a check that cannot be made says why instead of raising."""
+    """All checks, the cheap ones first; a check that cannot be made says why instead of raising."""
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
     backend = sandbox.sandbox(settings)
     held = any(one.name == "sandbox" for one in backend)
     found += [*backend, *program.policy(settings, sandboxed=held), program.telemetry(settings)]
-    # In a process of its own, before we touch it: a disk that hangs would hold us too.
+    # First, in a process of its own: a disk that hangs would block this process too.
     home = filesystem("state directory", settings.shellback_home)
     if "does not answer" in home.text:
         return [*found, home]
@@ -37,7 +37,7 @@ def all_checks(settings: Settings) -> list[Check]:
             found += containers(settings)
             found += _in_database(where, hello)
     except StorageError as error:
-        # What is wrong with a directory is said once, by whoever has looked closest.
+        # A fault of the directory is reported once, by the more precise check.
         found.append(home if home.state == "fail" else Check("state directory", "fail", str(error)))
     return list({(one.name, one.text): one for one in found}.values())
 
@@ -59,7 +59,7 @@ def _in_database(where: Place, hello: Message | None) -> list[Check]:
 
 
 def live_checks(settings: Settings) -> list[Check]:
-    """Whether the worker that these settings describe is up: its heart, its queues, its supervisor. Nothing else."""
+    """Whether the worker of these settings is up: its heartbeat, its queues, its supervisor."""
     try:
         with wiring.place(settings, migrated=False) as where:
             schema.require_current(where.database)
@@ -68,5 +68,5 @@ def live_checks(settings: Settings) -> list[Check]:
     except (SchemaBehind, SchemaTooNew, HomeUnusable) as error:
         found = [Check("database", "fail", str(error))]
     except StorageError as error:
-        found = [Check("database", "fail", str(error), "see to the database; the worker goes on by itself after that")]
+        found = [Check("database", "fail", str(error), "repair the database; the worker then continues by itself")]
     return [*found, answered(settings, needed=True)[0]]

@@ -1,4 +1,4 @@
-"""One check: what was looked at, how it stands, and what to do."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How one thing stands. `remedy` is empty when there is nothing to do."""
+    """The result of one check. `remedy` is empty if there is nothing to do."""
 
     name: str
     state: State

@@ -1,4 +1,4 @@
-"""What the database says: its tables, workers, what is blocked, waits, or is stuck, and who is told."""
+"""Checks of the database: tables, workers, and rows that wait, are blocked or are stuck."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shellback.work.queue import dead_letters
 from shellback.work.queue.mailbox import waking
 
 STUCK_S: Final = 60.0
-"""News that old, while no turn runs and nothing is heard, is news that no worker looks for."""
+"""News that is older, while no turn runs and none is heard, is stuck."""
 _NAMED: Final = 5
 
 
 def directory(where: Place) -> list[Check]:
-    """The file system of a SQLite file that is not in the state directory."""
+    """The file system of a SQLite file outside the state directory."""
     if where.database.dialect != "sqlite":
         return []
     folder = Path(str(where.database.url.database)).absolute().parent
@@ -39,12 +39,12 @@ def directory(where: Place) -> list[Check]:
 
 
 def tables(where: Place) -> Check:
-    """Whether the tables fit this program; nothing else can be asked of those that do not."""
+    """Whether the tables fit this program; other checks need fitting tables."""
     shown = where.settings.shown_database
     try:
         state = schema.check(where.database)
         if state is schema.SchemaState.BEHIND and where.database.dialect == "sqlite":
-            return Check("database", "ok", f"{shown}: not there yet or old; the first command brings it up to date")
+            return Check("database", "ok", f"{shown}: missing or old tables; the first command migrates them")
         schema.require_current(where.database)
     except StorageError as error:
         return Check("database", "fail", str(error))
@@ -52,22 +52,22 @@ def tables(where: Place) -> Check:
 
 
 def looked_up(where: Place) -> list[Check]:
-    """Everything that rows tell."""
+    """All checks of rows."""
     found = where.database.read_now(lambda conn: [look(conn, where.host_id) for look in _LOOKS])
     return [*found, where.database.read_now(_notified, where.settings)]
 
 
 def _notified(conn: sa.Connection, settings: Settings) -> Check:
     if not (settings.notify_command or settings.notify_webhook):
-        return Check("notifications", "ok", "off: nobody is told of approvals (NOTIFY_COMMAND, NOTIFY_WEBHOOK)")
+        return Check("notifications", "ok", "off: neither NOTIFY_COMMAND nor NOTIFY_WEBHOOK is set")
     target = "a webhook" if settings.notify_webhook else words(settings.notify_command)[0]
     told = notices.told(conn)
     last = "none sent yet" if told.sent_at is None else f"last sent {time.time() - told.sent_at:.0f} s ago"
     text = f"{target}; {last}, {told.waiting} to send, {told.given_up} given up"
     if settings.notify_command and shutil.which(target) is None:
-        return Check("notifications", "warn", f"{text}; {target} is no program here", "give its full path")
+        return Check("notifications", "warn", f"{text}; program {target} was not found", "give its full path")
     if told.error:
-        remedy = "mend the target; .env.example says what it gets"
+        remedy = "repair the target; .env.example describes its input"
         return Check("notifications", "warn", f"{text}; last error: {told.error}", remedy)
     return Check("notifications", "ok", text)
 
@@ -79,8 +79,8 @@ def _worker(conn: sa.Connection, host_id: str) -> Check:
     silent = [one for one in found if one.state == "silent"]
     if silent:
         named = ", ".join(f"{one.executor_id} (pid {one.pid}) for {one.quiet_s:.0f} s" for one in silent[:_NAMED])
-        remedy = "it hangs or is paused: its log says more; end it and start it again (`shellback workers`)"
-        return Check("worker", "warn", f"not heard of: {named}", remedy)
+        remedy = "the worker hangs or is paused: see its log, then end it and start it again (`shellback workers`)"
+        return Check("worker", "warn", f"no heartbeat: {named}", remedy)
     return Check("worker", "ok", ", ".join(f"{one.executor_id} (pid {one.pid}, {one.version})" for one in found))
 
 
@@ -92,7 +92,7 @@ def _set_aside(conn: sa.Connection, _host_id: str) -> Check:
     ).all()
     if blocked:
         named = ", ".join(f"{row.id} ({row.blocked_reason})" for row in blocked[:10])
-        return Check("conversations", "warn", f"{len(blocked)} blocked: {named}", "a message to one tries again")
+        return Check("conversations", "warn", f"{len(blocked)} blocked: {named}", "send a message to retry one")
     return Check("conversations", "ok", "none is set aside")
 
 
@@ -111,7 +111,7 @@ def _findings(conn: sa.Connection, host_id: str) -> Check:
     if not found:
         return Check("findings", "ok", "none is open")
     named = ", ".join(f"{one.id} ({one.kind}, {visible(one.path)})" for one in found[:_NAMED])
-    remedy = "`shellback findings show ID` says what to do; `shellback findings ack ID` when that is done"
+    remedy = "`shellback findings show ID` says what to do; then `shellback findings ack ID`"
     return Check("findings", "warn", f"{len(found)} open: {named}", remedy)
 
 
@@ -119,12 +119,12 @@ def _news(conn: sa.Connection, _host_id: str) -> Check:
     age = _oldest_news(conn)
     if age > STUCK_S:
         text = f"unread news of a free conversation is {age:.0f} s old"
-        return Check("mailbox", "warn", text, "a worker's sweep mends this; does one run?")
+        return Check("mailbox", "warn", text, "a worker's sweep delivers it: start a worker if none runs")
     return Check("mailbox", "ok", "no news is stuck")
 
 
 def _oldest_news(conn: sa.Connection, *of: sa.ColumnElement[bool]) -> float:
-    """How many seconds the oldest news waits that a free conversation has still to hear; 0 where none does."""
+    """Age in seconds of the oldest unread news of free conversations; 0 if there is none."""
     oldest = conn.execute(
         sa.select(sa.func.min(mailbox.c.created_at))
         .join(conversations, conversations.c.id == mailbox.c.conversation_id)
@@ -136,20 +136,22 @@ def _oldest_news(conn: sa.Connection, *of: sa.ColumnElement[bool]) -> float:
 def _callbacks(conn: sa.Connection, _host_id: str) -> Check:
     dead = dead_letters.callbacks(conn)
     if not dead:
-        return Check("callbacks", "ok", "none was given up with its news unread")
+        return Check("callbacks", "ok", "none was given up while its news is unread")
     named = ", ".join(f"{one.session_id} for {one.conversation_id} ({one.status})" for one in dead[:_NAMED])
     number = f"{len(dead)} or more" if len(dead) == dead_letters.LISTED else str(len(dead))
-    remedy = "a worker's sweep gives the news another item; `shellback send` to the conversation does so at once"
-    return Check("callbacks", "warn", f"{number} given up with the news unread: {named}", remedy)
+    remedy = "a worker's sweep enqueues the news again; a message (`shellback send`) does so at once"
+    return Check("callbacks", "warn", f"{number} given up while the news is unread: {named}", remedy)
 
 
 def _queues(conn: sa.Connection, host_id: str) -> Check:
     stranded = dead_letters.for_nobody(conn, host_id)
     if not stranded:
-        return Check("queues", "ok", "no item waits for a host that is not known")
+        return Check("queues", "ok", "no item waits for an unknown host")
     named = ", ".join(f"{number} for {host}" for host, number in list(stranded.items())[:_NAMED])
-    remedy = "start a worker with that host's state directory, or `shellback adopt host ID` takes over what is its own"
-    return Check("queues", "warn", f"items wait for hosts that are not known: {named}", remedy)
+    remedy = (
+        "start a worker with that host's state directory, or take its conversations over: `shellback adopt host ID`"
+    )
+    return Check("queues", "warn", f"items wait for unknown hosts: {named}", remedy)
 
 
 _LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (
@@ -165,7 +167,7 @@ _LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (
 
 
 def heart(conn: sa.Connection, executor_id: str) -> Check:
-    """When this worker was heard of last."""
+    """The last heartbeat of this worker."""
     row = conn.execute(
         sa.select(workers.c.heartbeat_at, workers.c.stopped_at).where(workers.c.executor_id == executor_id)
     ).one_or_none()
@@ -173,12 +175,12 @@ def heart(conn: sa.Connection, executor_id: str) -> Check:
         return Check("worker", "fail", f"{executor_id} does not run", "start it: shellback worker")
     age = rows.now(conn) - row.heartbeat_at
     if age > HEARTBEAT_DEAD_S:
-        return Check("worker", "fail", f"{executor_id} was last heard of {age:.0f} s ago", "restart it; see its log")
-    return Check("worker", "ok", f"{executor_id} was heard of {max(0.0, age):.0f} s ago")
+        return Check("worker", "fail", f"{executor_id}: last heartbeat {age:.0f} s ago", "see its log, and restart it")
+    return Check("worker", "ok", f"{executor_id}: last heartbeat {max(0.0, age):.0f} s ago")
 
 
 def backlog(conn: sa.Connection, host_id: str) -> Check:
-    """Whether anything waits that no turn will come for."""
+    """Whether news waits although no turn runs."""
     of_host = conversations.c.host_id == host_id
     age = _oldest_news(conn, of_host)
     if age <= STUCK_S:
@@ -192,5 +194,7 @@ def backlog(conn: sa.Connection, host_id: str) -> Check:
         .where(of_host)
     ).scalar_one()
     if running or (heard is not None and time.time() - heard < STUCK_S):
-        return Check("queues", "ok", f"a backlog {age:.0f} s long; {running} turn(s) run")
-    return Check("queues", "fail", f"news waits for {age:.0f} s and no turn runs", "restart the worker; see its log")
+        return Check("queues", "ok", f"the oldest news waits for {age:.0f} s; {running} turn(s) run")
+    return Check(
+        "queues", "fail", f"news waits for {age:.0f} s and no turn runs", "see the worker's log, and restart it"
+    )

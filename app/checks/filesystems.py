@@ -1,4 +1,4 @@
-"""What the file system of our directories is, and whether it does what we ask of it."""
+"""Checks of the file systems of the state directory and the database."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LAYERS: Final = frozenset({"overlay", "overlayfs", "aufs"})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Where a file system is mounted, and of which type it is."""
+    """The mount point and type of a file system."""
 
     point: str
     kind: str
 
 
 def mount_of(mountinfo: str, path: str) -> Mount | None:
-    """The mount that holds an absolute path without links, by the text of /proc/self/mountinfo."""
+    """The mount of an absolute path without links, from the text of /proc/self/mountinfo."""
     best: Mount | None = None
     for line in mountinfo.splitlines():
         left, found, right = line.partition(" - ")
@@ -44,14 +44,14 @@ def mount_of(mountinfo: str, path: str) -> Mount | None:
             continue
         point = fields[4].encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "replace")
         holds = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two at one place the later one is on top.
+        # A later mount at the same point is on top.
         if holds and (best is None or len(point) >= len(best.point)):
             best = Mount(point, source[0])
     return best
 
 
 def filesystem(name: str, directory: Path, timeout_s: float = PROBE_S) -> Check:
-    """Probe a directory in a process of its own, which is left behind when it does not come back in time."""
+    """Probe a directory in a child process, which is left behind if it does not answer in time."""
     code = _CODE.format(root=_ROOT)
     with contextlib.suppress(FileNotFoundError):
         child = subprocess.Popen(
@@ -70,59 +70,55 @@ def filesystem(name: str, directory: Path, timeout_s: float = PROBE_S) -> Check:
             child.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
-            return _hangs(name, directory, timeout_s)
+            remedy = "repair its server or disk, or set SHELLBACK_HOME to another directory"
+            return Check(name, "fail", f"{directory} does not answer within {timeout_s:.0f} s", remedy)
         with contextlib.suppress(ValueError):
             return judged(name, directory, json.loads(said), Path("/proc/self/mountinfo").read_text())
-    return Check(name, "warn", f"{directory} could not be probed", "run doctor as whoever runs the worker")
-
-
-def _hangs(name: str, directory: Path, timeout_s: float) -> Check:
-    remedy = "see to the server or the disk behind it, or name another place with SHELLBACK_HOME"
-    return Check(name, "fail", f"{directory} does not answer within {timeout_s:.0f} s", remedy)
+    return Check(name, "warn", f"{directory} could not be probed", "run doctor as the user that runs the worker")
 
 
 def judged(name: str, directory: Path, found: dict[str, Any], mountinfo: str) -> Check:
-    """What a probe and the mount under a directory mean together."""
+    """The result of a probe, together with the mount of the directory."""
     mount = mount_of(mountinfo, str(found.get("path", directory)))
-    kind = mount.kind if mount is not None else "a file system that is not known"
+    kind = mount.kind if mount is not None else "an unknown file system"
     if "error" in found:
         remedy = _room(found["error"]) or (
-            "check owner, mode and mount (`findmnt -T`), or name another place with SHELLBACK_HOME"
+            "check owner, mode and mount (`findmnt -T`), or set SHELLBACK_HOME to another directory"
         )
         return Check(name, "fail", f"{directory} ({kind}) cannot be written: {found['error']}", remedy)
     missing: dict[str, str] = dict(found["missing"])
     needed = {what: why for what, why in missing.items() if what not in probe.WORSE_WITHOUT}
     if needed:
         remedy = _room(*needed.values()) or "put it on a local file system (ext4, xfs, btrfs): set SHELLBACK_HOME"
-        return Check(name, "fail", f"{directory} ({kind}) does not do what is needed: {_listed(needed)}", remedy)
+        return Check(name, "fail", f"{directory} ({kind}) lacks required functions: {_listed(needed)}", remedy)
     if warned := _kind(kind):
         return Check(name, "warn", f"{directory} is on {kind}: {warned[0]}", warned[1])
     if missing:
         meaning = "; ".join(probe.WORSE_WITHOUT[what] for what in missing)
-        remedy = "a local file system (ext4, xfs, btrfs) does both; set SHELLBACK_HOME"
+        remedy = "use a local file system (ext4, xfs, btrfs): set SHELLBACK_HOME"
         return Check(name, "warn", f"{directory} ({kind}) lacks {_listed(missing)}: {meaning}", remedy)
     return Check(name, "ok", f"{directory} ({kind}): locks, renames, syncs, sockets and holes work")
 
 
 def _room(*reasons: str) -> str | None:
-    """What to do about a disk or quota that is full, where that is a reason; None where it is none."""
+    """The remedy for a full disk or quota; None if neither is among the reasons."""
     full = next((reason for reason in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if reason in reasons), None)
-    return full and "make room there: `shellback prune`, or delete what nobody needs"
+    return full and "make room there: `shellback prune`, or delete files"
 
 
 def _kind(kind: str) -> tuple[str, str] | None:
-    """What is wrong with a type of file system that seems to work, and what to do; None for a local disk."""
+    """The risk of a type of file system whose probe succeeded, and the remedy; None for a local disk."""
     if kind in _VOLATILE:
-        return "all of it is gone after a reboot", "set SHELLBACK_HOME to a place on a disk"
+        return "its contents are lost at a reboot", "set SHELLBACK_HOME to a directory on a disk"
     if kind in _LAYERS:
         return (
-            "the writable layer of a container, gone with it",
-            "mount a volume there (docker-compose.yml has one), or set SHELLBACK_HOME to where one is",
+            "the writable layer of a container, which is deleted with the container",
+            "mount a volume there (docker-compose.yml has one), or set SHELLBACK_HOME to a volume",
         )
     if kind in _NETWORK or kind.startswith("fuse."):
         return (
-            "locks and records may not hold after a crash of either side, nor between two machines",
-            "put it on a local disk: set SHELLBACK_HOME; the workspace may stay where it is",
+            "locks and records may be lost in a crash of client or server, or not hold between two machines",
+            "set SHELLBACK_HOME to a directory on a local disk; the workspace may stay where it is",
         )
     return None
 

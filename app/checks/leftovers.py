@@ -1,4 +1,4 @@
-"""Supervisors and keepers on this machine: whose state directory each serves, and whether anybody still needs it."""
+"""Checks for supervisors and keepers on this machine that are no longer needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GONE: Final = " (deleted)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A keeper or supervisor of ours. `home` is the directory that it has open, wherever that is by now."""
+    """A keeper or supervisor. `home` is the state directory that it has open, by its present path."""
 
     pid: int
     name: str
@@ -34,7 +34,7 @@ class Serving:
 
 
 def servings() -> list[Serving]:
-    """Every keeper and supervisor of this user that this process may look at, but for those in containers."""
+    """Every keeper and supervisor of this user that this process may inspect, except those in containers."""
     found: list[Serving] = []
     everybody, here = procfs.snapshot(), os.readlink("/proc/self/ns/pid")
     for proc in everybody:
@@ -55,7 +55,7 @@ def servings() -> list[Serving]:
                     since=time.time() - (procfs.ticks() - proc.start) / procfs.TICKS,
                     service=b"--service" in (about / "cmdline").read_bytes().split(b"\0"),
                     parent=proc.ppid,
-                    # Of all its threads: the second one starts the commands.
+                    # Children of all its threads: the second one starts the commands.
                     children=sum(one.ppid == proc.pid for one in everybody),
                 )
             )
@@ -63,7 +63,7 @@ def servings() -> list[Serving]:
 
 
 def home_of(files: Sequence[str]) -> tuple[str, bool]:
-    """The state directory that a process has open, by the targets of its descriptors, and whether it was removed."""
+    """The state directory of a process, from the targets of its descriptors, and whether it was removed."""
     for target in files:
         path = target.removesuffix(_GONE)
         folder, _, name = path.rpartition("/")
@@ -73,27 +73,27 @@ def home_of(files: Sequence[str]) -> tuple[str, bool]:
 
 
 def leftovers(found: Sequence[Serving], home: str) -> Check:
-    """What is wrong with those that there are; those of other, existing state directories are only mentioned."""
+    """The leftovers among `found`; supervisors of other, existing state directories are only listed."""
     keepers = {one.pid: one for one in found if one.name == KEEPER}
     wrong: list[tuple[str, _End]] = []
     for one in found:
         above = keepers.get(one.parent)
         if one.name == KEEPER and any(below.parent == one.pid and below.name == SUPERVISOR for below in found):
-            continue  # told with its supervisor
+            continue  # reported with its supervisor
         if one.gone:
             wrong.append((f"{_named(one)} serves {one.home}, which was removed", _ending(one, above)))
         elif one.name == SUPERVISOR and above is None:
             wrong.append((f"{_named(one)} of {one.home} has lost its keeper", _ending(one, above)))
         elif _served_twice(one, found):
-            wrong.append((f"{_named(one)} is not the only one of {one.home}", _ending(one, above)))
+            wrong.append((f"{_named(one)} is one of several for {one.home}", _ending(one, above)))
     if wrong:
         return Check("leftovers", "warn", "; ".join(text for text, _ in wrong), _endings([end for _, end in wrong]))
     others = sorted({one.home for one in found if one.home and one.home != home})
-    return Check("leftovers", "ok", f"none; others serve {', '.join(others)}" if others else "none")
+    return Check("leftovers", "ok", f"none; other supervisors serve {', '.join(others)}" if others else "none")
 
 
 def _served_twice(one: Serving, found: Sequence[Serving]) -> bool:
-    """Whether an older one than another of its kind serves the same, existing directory."""
+    """Whether a newer supervisor serves the same, existing directory."""
     same = [other for other in found if other.name == one.name and other.home == one.home and not other.gone]
     return one.name == SUPERVISOR and len(same) > 1 and one.since < max(other.since for other in same)
 
@@ -105,7 +105,7 @@ def _named(one: Serving) -> str:
 
 
 class _End(NamedTuple):
-    """How a leftover goes: `kill` one, or none; what happens then; whose commands hold it up."""
+    """How to end a leftover: the pid to `kill`, if any; what happens `then`; whose commands `below` delay it."""
 
     kill: int | None
     then: str
@@ -115,20 +115,20 @@ class _End(NamedTuple):
 def _ending(one: Serving, keeper: Serving | None) -> _End:
     first = keeper or one
     if first.service:
-        return _End(first.pid, "ends its commands, then it goes", None)
+        return _End(first.pid, "ends its commands and then the process", None)
     below = one.pid if one.children else None
     if one.name == SUPERVISOR and keeper is None:
-        return _End(None, f"{one.pid} goes by itself once nothing runs below it", below)
-    return _End(first.pid, "is enough, once nothing runs below", below)
+        return _End(None, f"{one.pid} exits by itself when it has no child processes", below)
+    return _End(first.pid, "is enough when there are no child processes", below)
 
 
 def _endings(ends: Sequence[_End]) -> str:
-    """What to do about all of them, each thing once."""
+    """The remedy for all leftovers, each step once."""
     said: list[str] = []
     for then in dict.fromkeys(end.then for end in ends):
         killed = dict.fromkeys(str(end.kill) for end in ends if end.then == then and end.kill is not None)
         said.append(f"`kill {' '.join(killed)}` {then}" if killed else then)
     below = dict.fromkeys(str(end.below) for end in ends if end.below is not None)
     if below:
-        said.append(f"`ps --ppid {','.join(below)}` lists what runs below; `kill` what nobody needs")
+        said.append(f"`ps --ppid {','.join(below)}` lists the child processes; `kill` those that you do not need")
     return "; ".join(said)

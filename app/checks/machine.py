@@ -1,4 +1,4 @@
-"""What the machine gives: kernel, descriptors, room on the disk, a clock that runs evenly."""
+"""Checks of the machine: kernel, descriptors, disk, clock."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def kernel() -> Check:
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if platform.system() != "Linux" or numbers < KERNEL:
-        return Check("kernel", "fail", f"{platform.system()} {release}", "Linux 5.10 or newer is needed (pidfd)")
+        return Check("kernel", "fail", f"{platform.system()} {release}", "use Linux 5.10 or newer (for pidfd)")
     return Check("kernel", "ok", f"Linux {release}")
 
 
 def descriptors() -> Check:
-    """Whether many processes may be held at once."""
+    """Whether the limit of descriptors allows many processes."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < DESCRIPTORS:
         remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit); each process takes up to four"
@@ -47,7 +47,7 @@ def disk(where: Place) -> Check:
     found = os.statvfs(where.home)
     free = found.f_bavail * found.f_frsize
     if free < DISK_BYTES:
-        return Check("disk", "warn", f"{free // 1024**2} MiB free in {where.home}", "logs are dropped when it is full")
+        return Check("disk", "warn", f"{free // 1024**2} MiB free in {where.home}", "make room, or logs are dropped")
     return Check("disk", "ok", f"{free // 1024**3} GiB free in {where.home}")
 
 
@@ -57,22 +57,22 @@ def logs(where: Place) -> Check:
     text = f"{taken // 1024**2} MiB of logs"
     budget = where.settings.log_total_bytes
     if 0 < budget < taken:
-        remedy = "a worker empties those of ended sessions; for the rest end sessions, or raise LOG_TOTAL_BYTES"
+        remedy = "a worker empties the logs of ended sessions; otherwise end sessions, or raise LOG_TOTAL_BYTES"
         return Check("logs", "warn", f"{text}, beyond LOG_TOTAL_BYTES ({budget // 1024**2} MiB)", remedy)
     return Check("logs", "ok", text)
 
 
 def clock(conn: sa.Connection, host_id: str) -> Check:
-    """Whether the clock here agrees with the database's, and has not leapt for a day."""
+    """Whether the clock agrees with the database's, and has not jumped for a day."""
     before = time.time()
     theirs = rows.now(conn)
-    # The answer took a while, and was given somewhere in it.
+    # The database read its clock at some time between the two.
     apart = max(before - theirs, theirs - time.time(), 0.0)
     row = conn.execute(sa.select(hosts.c.jumped_at, hosts.c.jumped_by).where(hosts.c.host_id == host_id)).one_or_none()
-    remedy = "keep it in step: chrony, or systemd-timesyncd (`timedatectl set-ntp true`)"
+    remedy = "synchronise it: chrony, or systemd-timesyncd (`timedatectl set-ntp true`)"
     if apart > LEAP_S:
-        return Check("clock", "warn", f"{apart:.1f} s apart from the database's", remedy)
+        return Check("clock", "warn", f"differs by {apart:.1f} s from the database's clock", remedy)
     if row is not None and row.jumped_at is not None and abs(theirs - row.jumped_at) < _DAY_S:
-        text = f"leapt by {row.jumped_by:+.1f} s, {max(0.0, theirs - row.jumped_at):.0f} s ago"
+        text = f"jumped by {row.jumped_by:+.1f} s, {max(0.0, theirs - row.jumped_at):.0f} s ago"
         return Check("clock", "warn", f"{text}; approvals may have expired early", remedy)
-    return Check("clock", "ok", "no leap in the last 24 hours, in step with the database")
+    return Check("clock", "ok", "no jump in the last 24 hours; agrees with the database")

@@ -1,4 +1,4 @@
-"""What the settings ask for: the gate, the agent and its model, telemetry, and what may run without a person."""
+"""Checks of the settings: gate, agent and model, telemetry, policy."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def model(settings: Settings) -> Check:
             "agent", "ok", f"{settings.agent} ({agent.name}), model {getattr(agent.model, 'model_id', agent.model)}"
         )
     if settings.model == "offline":
-        return Check("model", "ok", "offline: a stand-in for trying and testing, not a language model")
+        return Check("model", "ok", "offline: a stand-in for tests, not a language model")
     return Check("model", "ok", settings.model)
 
 
 def telemetry(settings: Settings) -> Check:
-    """Whether traces and metrics can be made."""
+    """Whether traces and metrics can be sent."""
     if not settings.telemetry_endpoint:
         return Check("telemetry", "ok", "off: no OTEL_EXPORTER_OTLP_ENDPOINT is set")
     if lacking := missing():
@@ -47,21 +47,21 @@ def telemetry(settings: Settings) -> Check:
 
 
 def policy(settings: Settings, *, sandboxed: bool) -> Iterator[Check]:
-    """The keys and the rules, as a worker would take them; `sandboxed`: a profile holds commands to reading."""
+    """The two keys and the rules of a worker; `sandboxed`: the backend has the profile read_only."""
     if settings.trust_classifier:
         yield Check(
             "classifier",
             "warn",
-            "TRUST_CLASSIFIER is on: where there is no sandbox, commands run without a person because they look"
-            " read-only, and nothing holds them to it",
+            "TRUST_CLASSIFIER is on: without a sandbox, commands that are classified as read-only run without a person,"
+            " and nothing enforces the classification",
             "set BACKEND=bubblewrap and TRUST_CLASSIFIER=false",
         )
     elif settings.auto_approve == "off":
         yield Check("classifier", "ok", "AUTO_APPROVE=off: a person is asked about every command")
     elif not sandboxed:
-        yield Check("classifier", "ok", "a person is asked about every command: no sandbox holds one to reading")
+        yield Check("classifier", "ok", "a person is asked about every command: no sandbox can enforce read-only")
     else:
-        yield Check("classifier", "ok", "read-only commands run by themselves in the read-only profile of a sandbox")
+        yield Check("classifier", "ok", "read-only commands run without a person in the sandbox profile read_only")
     from shellback.exec.policy.rules.file import load
 
     try:
@@ -69,5 +69,5 @@ def policy(settings: Settings, *, sandboxed: bool) -> Iterator[Check]:
     except ExecError as error:
         yield Check("rules", "fail", str(error))
     else:
-        where = settings.policy or "no file of rules"
+        where = settings.policy or "no POLICY_FILE"
         yield Check("rules", "ok", f"{where}: {len(rules.rules)} rules; tier {rules.tiers.default}")

@@ -1,4 +1,4 @@
-"""Where commands run, what was seen to be in force there, and what that leaves out."""
+"""Checks of the backend: what is in force there, and what is not."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shellback.settings import Settings
 from shellback.wiring.choice import Choice, a_workspace, choose
 
 _SHOWN: Final = 3
-HOST: Final = "approve with care: what you approve can do what that user can"
+HOST: Final = "approve with care: an approved command can do everything that this user can"
 
 
 def sandbox(settings: Settings) -> list[Check]:
-    """The backend, tried for real, and each thing about it that somebody should know."""
+    """The backend, tested with a real command, and its limits and gaps."""
     try:
         with a_workspace(settings) as (workspace, made):
             return list(_checks(settings, choose(settings, workspace), made=made))
@@ -25,7 +25,7 @@ def sandbox(settings: Settings) -> list[Check]:
 
 def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check]:
     backend = chosen.backend
-    later = f"; `chat` and `worker` will make {settings.workspace_root}" if made else ""
+    later = f"; `chat` or `worker` will create {settings.workspace_root}" if made else ""
     if backend.protected is None or chosen.found is None:
         yield Check("backend", "warn", f"{backend.name}: it isolates nothing. {chosen.why}{later}", HOST)
         if "network" in settings.model_fields_set and settings.network == "off":
@@ -56,7 +56,7 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
         yield Check(
             "protected",
             "warn",
-            f"{len(closed)} places of the workspace cannot be looked into, or are more than what is looked at, so they"
-            f" are closed as a whole (read-only to commands, or out of sight in profile read_only): {some}",
-            "remove what nobody needs, or give agents a smaller workspace: WORKSPACE_ROOT",
+            f"{len(closed)} directories of the workspace cannot be inspected, or exceed the limit of the inspection, so"
+            f" commands cannot write them (in profile read_only: not see them): {some}",
+            "remove directories that are not needed, or set WORKSPACE_ROOT to a smaller workspace",
         )

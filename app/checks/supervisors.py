@@ -1,4 +1,4 @@
-"""The supervisors of this state directory: whether they answer, what they run, and whether the database agrees."""
+"""Checks of the supervisors of this state directory: their answers, their sessions, agreement with the database."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST: Final = next(iter(CONTAINED))
 
 
 def answered(settings: Settings, *, needed: bool = False) -> tuple[Check, Message | None]:
-    """Whether the supervisor answers, with `needed` it has to; and what it said of itself."""
+    """Whether the supervisor answers (with `needed`, it must), and its hello."""
     try:
         hello = asyncio.run(supervision.hello(settings))
     except SupervisorAbsent as error:
@@ -52,23 +52,23 @@ def answered(settings: Settings, *, needed: bool = False) -> tuple[Check, Messag
 
 def _absent(settings: Settings, error: SupervisorAbsent, *, needed: bool) -> Check:
     if settings.supervisor == "external":
-        remedy = "start it there, as the same user: `shellback supervisor`, or its service"
+        remedy = "start it as the same user: `shellback supervisor`, or its service"
         return Check("supervisor", "fail", str(error), remedy)
     if needed:
-        return Check("supervisor", "fail", str(error), "a worker starts one; its log says why it cannot")
+        return Check("supervisor", "fail", str(error), "a worker starts it: see the worker's log")
     return Check("supervisor", "ok", "none runs; the first command starts one")
 
 
 def _said(hello: Message) -> Check:
     text = f"pid {hello['pid']}, protocol {hello['version']}, {hello['live']} live session(s)"
     if not hello["keeper"]:
-        return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced once nothing runs")
+        return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced when no command runs")
     return Check("supervisor", "ok", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Where supervisor and database do not agree."""
+    """The sessions about which supervisor and database do not agree."""
 
     unknown: list[strangers.Unknown]
     missing: list[Session]
@@ -90,12 +90,12 @@ def _lost(conn: sa.Connection, running: list[str]) -> list[str]:
 
 
 def processes(where: Place, hello: Message | None) -> list[Check]:
-    """Sessions that nobody watches, processes without a session, and what a restored backup left to settle."""
+    """Sessions without a worker, processes without a session, and the remains of a restored backup."""
     watched = where.database.read_now(_unwatched, where.host_id)
     try:
         found = asyncio.run(supervision.ask(where.settings, partial(_compared, where)))
     except SupervisorUnreachable:
-        # There is none on the host, and none in a container that runs; or it does not answer, which is told elsewhere.
+        # No supervisor runs; or the one of the host does not answer, which another check reports.
         if hello is not None:
             raise
         return [watched, _restored(where, None)]
@@ -103,7 +103,7 @@ def processes(where: Place, hello: Message | None) -> list[Check]:
 
 
 def _unwatched(conn: sa.Connection, host_id: str) -> Check:
-    """Live sessions whose host has no living worker, and those of an earlier boot of this one."""
+    """Live sessions whose host has no living worker, and sessions of an earlier boot of this host."""
     live = sessions.c.state.in_(LIVE)
     stale = conn.execute(
         sa.select(sa.func.count()).where(sessions.c.host_id == host_id, live, sessions.c.boot_id != boot_id())
@@ -125,51 +125,51 @@ def _unwatched(conn: sa.Connection, host_id: str) -> Check:
     )
     found = conn.execute(query).all()
     if not found:
-        return Check("sessions", "ok", "each live one has a worker that watches it")
+        return Check("sessions", "ok", "every live session has a worker")
     named = ", ".join(f"{number} of {'this host' if host == host_id else name or host}" for host, name, number in found)
     here = any(row[0] == host_id for row in found)
     remedies = ["start a worker: shellback worker"] if here else []
     if any(row[0] != host_id for row in found):
-        remedies.append("start one there; for a host that is gone `shellback adopt host ID`")
-    return Check("sessions", "warn", f"live and watched by no worker: {named}", "; ".join(remedies))
+        remedies.append("start one there; if the host is gone: `shellback adopt host ID`")
+    return Check("sessions", "warn", f"live, but without a worker: {named}", "; ".join(remedies))
 
 
 def _unknown(found: Compared) -> Check:
     if not found.unknown:
-        return Check("unknown processes", "ok", "none: the database knows whatever the supervisor has")
+        return Check("unknown processes", "ok", "none: the database knows every process of the supervisor")
     ids = ", ".join(one.id for one in found.unknown[:_NAMED])
-    text = f"{len(found.unknown)} that this database does not know, so nobody is told of their end: {ids}"
+    text = f"{len(found.unknown)} that the database does not know, so their end is not reported: {ids}"
     remedy = "`shellback ps --unknown`; then `shellback adopt process ID --conversation NAME`, or `shellback kill ID`"
     return Check("unknown processes", "warn", text, remedy)
 
 
 def _given_up(found: Compared) -> Check:
     if not found.lost:
-        return Check("lost sessions", "ok", "none runs after all")
-    text = f"{len(found.lost)} recorded as lost and running all the same: {', '.join(found.lost[:_NAMED])}"
-    return Check("lost sessions", "warn", text, "`shellback kill ID` ends one; its end is only logged otherwise")
+        return Check("lost sessions", "ok", "none is running")
+    text = f"{len(found.lost)} recorded as lost, but running: {', '.join(found.lost[:_NAMED])}"
+    return Check("lost sessions", "warn", text, "end one with `shellback kill ID`; otherwise its end is only logged")
 
 
 def _restored(where: Place, found: Compared | None) -> Check:
-    """Whether database and state directory are of one moment, now and when a worker looked last."""
+    """Whether database and state directory are from the same time, now and at a worker's last check."""
     try:
         count = generation.read(where.home)
     except HomeUnusable as error:
         return Check("restored", "fail", str(error))
     count, _ = generation.compared(where.database.read_now(generation.in_database, where.host_id), count)
     if count.older is None:
-        return Check("restored", "ok", "database and state directory are of one moment")
+        return Check("restored", "ok", "database and state directory are from the same time")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(count.since))
     left: list[Any] = [] if found is None else found.unknown if count.older == "database" else found.missing
     named = ", ".join(one.id for one in left[:_NAMED])
     text = f"{generation.cause(count)}, seen {since}"
     if found is not None and not left:
-        return Check("restored", "warn", text, "nothing is left to settle: a worker that starts forgets it")
+        return Check("restored", "warn", text, "nothing is left to settle: the next start of a worker clears this")
     return Check("restored", "fail", f"{text}{'; to settle: ' + named if named else ''}", generation.remedy(count))
 
 
 def containers(settings: Settings) -> list[Check]:
-    """Whether the supervisors in containers answer, and which containers nobody knows; nothing where none is."""
+    """Whether the supervisors in containers answer, and which containers are unknown; empty without containers."""
     places = Placements(settings.shellback_home)
     homes = places.homes()
     if not homes and settings.backend not in CONTAINED and not (settings.shellback_home / CONTAINERS).exists():
@@ -189,7 +189,7 @@ def containers(settings: Settings) -> list[Check]:
         wrong.append((f"the supervisor does not answer in {_names(names)}", f"see `{engine} top {names[0]}`"))
     if owing:
         names = [home.name for home in owing]
-        wrong.append((f"not running, and an end is still to be told of {_names(names)}", "a worker brings them up"))
+        wrong.append((f"not running, with an unreported end: {_names(names)}", "a worker starts them to report it"))
     if wrong:
         remedies = "; ".join(remedy for _, remedy in wrong)
         return [Check("containers", "warn", "; ".join(text for text, _ in wrong), remedies)]
@@ -197,16 +197,16 @@ def containers(settings: Settings) -> list[Check]:
 
 
 def _unlisted(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
-    """What is wrong with what an engine lists."""
+    """Faults of the containers that an engine lists."""
     made_by = made(settings, name).containers
     assert made_by is not None
     try:
         lost = [name for name, home in made_by.engine.made() if not os.path.isdir(home)]
     except BackendUnavailable as error:
-        yield f"{name} does not list them: {error}", "what it says; see `shellback workspaces`"
+        yield f"{name} cannot list containers: {error}", "follow that message; see also `shellback workspaces`"
         return
     if lost:
-        yield f"no state directory knows {_names(lost)}", f"`{name} rm --force {' '.join(lost[:_NAMED])}`"
+        yield f"no state directory for {_names(lost)}", f"`{name} rm --force {' '.join(lost[:_NAMED])}`"
 
 
 async def _silent(homes: list[Path]) -> list[Path]:

@@ -1,6 +1,6 @@
-"""What ends the supervisor, and with it every command: a unit, a login session or a container that it shares.
+"""Checks for a unit, login session or container whose end would end the supervisor and so every command.
 
-What is read comes in as text, so that each judgement can be shown with samples of real machines.
+The functions take texts, so that tests can give them samples of real machines.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DEPLOYED: Final = "or set SUPERVISOR=external and install deploy/shellback-supe
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The innermost unit of systemd that a process is in; `user` where a user's own systemd runs it."""
+    """The innermost systemd unit of a process; `user`: it belongs to the systemd of a user."""
 
     name: str
     user: bool
 
 
 def unit_of(cgroup: str) -> Unit | None:
-    """The unit that /proc/PID/cgroup names, on a machine with one hierarchy (v2) or several (v1); None without."""
+    """The unit that the text of /proc/PID/cgroup (v2 or v1) names, if any."""
     path = ""
     for line in cgroup.splitlines():
         number, _, rest = line.partition(":")
@@ -48,7 +48,7 @@ def unit_of(cgroup: str) -> Unit | None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the machine answers to questions about units; None for what it does not answer."""
+    """Questions to the machine about units; None means no answer."""
 
     kill_mode: Callable[[Unit], str | None]
     lingers: Callable[[], bool | None]
@@ -56,7 +56,7 @@ class Asked:
 
 
 def unit(supervisor: str, workers: Sequence[str], asked: Asked) -> Check:
-    """Whether a unit or a login session ends the supervisor; from the cgroups of it and of the workers here."""
+    """Whether a unit or a login session ends the supervisor, from the cgroups of supervisor and workers."""
     where = unit_of(supervisor)
     if where is None:
         return Check("unit", "ok", "the supervisor is in no unit of systemd")
@@ -73,7 +73,7 @@ def unit(supervisor: str, workers: Sequence[str], asked: Asked) -> Check:
 def _shared(where: Unit, mode: str | None) -> Check:
     text = f"worker and supervisor are both in {where.name}"
     if mode in {"process", "none"}:
-        return Check("unit", "ok", f"{text}, which ends the worker alone (KillMode={mode})")
+        return Check("unit", "ok", f"{text}, which ends only the worker (KillMode={mode})")
     user = " --user" if where.user else ""
     said = f"KillMode={mode}" if mode else "unless it has KillMode=process"
     remedy = f"`systemctl{user} edit {where.name}`: [Service] KillMode=process; {_DEPLOYED}"
@@ -83,7 +83,7 @@ def _shared(where: Unit, mode: str | None) -> Check:
 def _session(where: Unit, asked: Asked) -> Check:
     kills = asked.kills_user_processes()
     if kills is False:
-        return Check("unit", "ok", f"the supervisor is in {where.name}, whose processes outlive the logout")
+        return Check("unit", "ok", f"the supervisor is in {where.name}, whose processes survive a logout")
     said = "ends its processes at logout (KillUserProcesses=yes)" if kills else "may end its processes at logout"
     remedy = (
         f"run the worker as a service; or `loginctl enable-linger` and start it with `systemd-run --user`; {_DEPLOYED}"
@@ -94,35 +94,35 @@ def _session(where: Unit, asked: Asked) -> Check:
 def _user(where: Unit, asked: Asked) -> Check | None:
     if not (where.user or where.name.startswith("user@")) or asked.lingers() is not False:
         return None
-    text = f"the supervisor is in {where.name} of a user's own systemd, which ends with the last logout"
-    return Check("unit", "warn", text, "`loginctl enable-linger` keeps it")
+    text = f"the supervisor is in {where.name} of a user's systemd, which ends at the user's last logout"
+    return Check("unit", "warn", text, "run `loginctl enable-linger`, so that it does not end")
 
 
 def in_container(first: str, marks: Sequence[str]) -> bool:
-    """Whether these are the signs of a container: the name of process 1, and files that engines leave."""
+    """Whether the name of process 1, or marker files of engines, show a container."""
     return bool(marks) or bool(first and first.partition("(")[0] not in _INITS)  # WSL has its name behind `init`
 
 
 def container(first: str, marks: Sequence[str], *, apart: bool) -> Check:
-    """Whether a container ends the supervisor along with the worker; `apart` where it has one of its own."""
+    """Whether a container ends supervisor and worker together; `apart`: the supervisor has its own."""
     if not in_container(first, marks):
         return Check("container", "ok", "none")
     if apart:
-        return Check("container", "ok", "the supervisor has one of its own")
+        return Check("container", "ok", "the supervisor has its own container")
     signs = ", ".join([*marks, *([f"process 1 is {first}"] if in_container(first, []) else [])])
-    remedy = "give the supervisor a container of its own, with SUPERVISOR=external: docker-compose.yml has one"
+    remedy = "give the supervisor its own container, with SUPERVISOR=external (see docker-compose.yml)"
     return Check("container", "warn", f"the supervisor ends with this container ({signs})", remedy)
 
 
 def surroundings(supervisor: int | None, workers: Sequence[int], *, external: bool) -> list[Check]:
-    """Both checks for the processes that there are; without a supervisor, for one that would be started here."""
+    """Both checks. Without a supervisor, they are about one that this process would start."""
     marks = [mark for mark in ("/run/.containerenv", "/.dockerenv") if Path(mark).exists()]
-    first = _read("/proc/1/comm").strip()  # "" where others' processes are hidden, which tells nothing
-    # The pid is one of its own namespace: it says something here only where the name fits.
+    first = _read("/proc/1/comm").strip()  # "" if the processes of other users are hidden
+    # The pid is valid in the supervisor's namespace: use it only if the process with it here has the name.
     ours = supervisor if supervisor is not None and _read(f"/proc/{supervisor}/comm").startswith("shellback-") else None
     found = [container(first, marks, apart=external and ours is None)]
     if supervisor is not None and ours is None:
-        return [*found, Check("unit", "ok", "the supervisor is in a namespace of processes of its own")]
+        return [*found, Check("unit", "ok", "the supervisor is in its own pid namespace")]
     asked = Asked(_kill_mode, _lingers, _kills_user_processes)
     cgroup = _read(f"/proc/{'self' if ours is None else ours}/cgroup")
     return [*found, unit(cgroup, [_read(f"/proc/{pid}/cgroup") for pid in workers], asked)]
@@ -152,7 +152,7 @@ def _lingers() -> bool | None:
 
 
 def _asked(*argv: str) -> str | None:
-    """What a program of systemd answers in one line; None where there is none, or it does not answer in time."""
+    """The one-line answer of a systemd program; None if it is missing, fails or is too slow."""
     if shutil.which(argv[0]) is None:
         return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

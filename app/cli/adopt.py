@@ -1,4 +1,4 @@
-"""`shellback adopt`: what was another host's becomes this one's, because a person says so."""
+"""`shellback adopt`: assign conversations of another host, or unknown processes, to this host."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("-c", "--conversation", required=True, metavar="NAME", help="Whose it is from now on.")
+@click.option("-c", "--conversation", required=True, metavar="NAME", help="Conversation that gets the processes.")
 @json_option
 def process(ids: tuple[str, ...], conversation: str) -> None:
     """Give processes that the database does not know (`shellback ps --unknown`) to a conversation of this host.
 
-    Its agent sees each as one of its own and is told of the end, once; of one that has ended already, now. A
-    conversation that does not exist is made. ID may be the beginning of one.
+    The agent sees each as its own session, and is told of its end once: now, if the process has ended already. A
+    conversation that does not exist is created. The beginning of an ID is enough.
 
     \b
       shellback adopt process xtmc --conversation build
@@ -70,7 +70,7 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
         if session is None:
             raise
         owner = visible_line(session.conversation_id)
-        raise Refused(f"{session.id} belongs to conversation {owner} already: nothing was changed") from None
+        raise Refused(f"{session.id} already belongs to conversation {owner}: nothing was changed") from None
 
 
 def _home(where: Place) -> Home:
@@ -107,18 +107,20 @@ async def _acknowledge(client: SupervisorPort, wanted: list[Unknown]) -> None:
 
 SHOWN: Final = 10
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-force_option = click.option("--force", is_flag=True, help="Although its host may live: what runs there is cut off.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+force_option = click.option(
+    "--force", is_flag=True, help="Adopt even if the other host may be alive; its running turns are cut off."
+)
 
 
 @click.group()
 def adopt() -> None:
-    """Take over what is another host's, because you say so: nothing is adopted by guess.
+    """Take over conversations of another host, or processes that the database does not know.
 
     \b
       shellback adopt conversation build      continue a conversation here
-      shellback adopt host web-2              all conversations of a host that is gone
-      shellback adopt process xtmc -c build   one that the database does not know (ps --unknown)
+      shellback adopt host web-2              continue all conversations of a host that is gone
+      shellback adopt process xtmc -c build   give an unknown process (ps --unknown) to a conversation
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
 
 
@@ -133,9 +135,9 @@ adopt.add_command(process)
 def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
     """Continue conversations of another host on this one.
 
-    Their processes there are given up as lost (host_unreachable), and the agent is told. A turn that ran there has
-    failed and is tried again here; what waits for approval waits on. Files do not move: commands find the
-    workspace of this host.
+    Their processes there are recorded as lost (host_unreachable), and the agent is told. A turn that ran there has
+    failed and is retried here. Pending approvals stay pending. Files are not moved: commands use the workspace of
+    this host.
 
     \b
       shellback adopt conversation build
@@ -146,7 +148,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
         for name in dict.fromkeys(names):
             standing = find_conversation(where, name)
             if standing.host_id == where.host_id:
-                raise Refused(f"conversation {visible_line(name)} lives here already: nothing was changed")
+                raise Refused(f"conversation {visible_line(name)} already lives on this host: nothing was changed")
             found.setdefault(standing.host_id, []).append(name)
         theirs = {_gone(where, host_id, force=force): found[host_id] for host_id in found}
         _confirm(where, theirs, yes=yes)
@@ -160,10 +162,10 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
 @force_option
 @json_option
 def host(host: str, yes: bool, force: bool) -> None:
-    """Continue all conversations of HOST, its name or the beginning of its id, on this one.
+    """Continue all conversations of HOST on this one. HOST is a name, or the beginning of an id.
 
-    Also of the host that this machine was before its state directory was made anew: then conversations in the
-    database are still those of the old id.
+    If the state directory of this machine was created anew, its older conversations still belong to the old host
+    id: give that as HOST.
 
     \b
       shellback adopt host web-2
@@ -174,7 +176,7 @@ def host(host: str, yes: bool, force: bool) -> None:
         gone = _gone(where, _find_host(where, host).host_id, force=force)
         theirs = where.database.read_now(adopting.living_there, gone.host_id, limit=None)
         if not theirs:
-            raise Refused(f"no conversation lives on host {visible_line(gone.name)} ({gone.host_id}): nothing to adopt")
+            raise Refused(f"host {visible_line(gone.name)} ({gone.host_id}) has no conversations: nothing to adopt")
         _confirm(where, {gone: theirs}, yes=yes)
         moved = _move(where, gone, theirs, force=force)
     _report(moved)
@@ -189,17 +191,17 @@ def _find_host(where: Place, given: str) -> Host:
     if len(found) == 1:
         return found[0]
     if where.host_id == given or (given and where.host_id.startswith(given) and not found):
-        raise Refused(f"{given} is this host: its conversations live here already")
+        raise Refused(f"{given} is this host: its conversations already live here")
     listed = [f"{one.host_id} ({visible_line(one.name)}, {one.heard})" for one in (found or known)[:SHOWN]]
-    what = f"{len(found)} hosts are called {given!r}: give the id" if found else f"no other host {given!r}"
-    raise Refused(f"{visible_line(what)}; there are: {', '.join(listed) or 'none'}")
+    what = f"{len(found)} hosts match {given!r}: give the full id" if found else f"no other host matches {given!r}"
+    raise Refused(f"{visible_line(what)}. Other hosts: {', '.join(listed) or 'none'}")
 
 
 def _gone(where: Place, host_id: str, *, force: bool) -> Host:
-    """The host, if its lease has ended or that is of no matter.
+    """The host, if its lease has ended or `force` is set.
 
     Raises:
-        Refused: It holds its lease.
+        Refused: The host holds its lease.
     """
     from shellback.work.hosts import hosts
 
@@ -209,8 +211,7 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
         left = lease_s - (found.silent_s or 0.0)
         raise Refused(
             f"host {visible_line(found.name)} ({found.host_id}) {found.heard}, so its lease runs for another "
-            f"{age(left)}: "
-            "stop its worker and wait, or say --force to cut off what runs there"
+            f"{age(left)}: stop its worker and wait, or give --force to cut off its running turns"
         )
     return found
 
@@ -223,14 +224,14 @@ def _explained(where: Place, host: Host, names: Sequence[str]) -> list[str]:
     return [
         f"{len(names)} conversation(s) of host {host.name} ({host.host_id}), which {host.heard}:",
         f"  {', '.join(names[:SHOWN])}{more}",
-        f"  {live} process(es) there are given up as lost (host_unreachable); nothing ends them if they still run",
-        f"  from now on commands run here, in {where.settings.workspace_root}; files are not moved",
+        f"  {live} process(es) there are recorded as lost (host_unreachable); those that still run are not ended",
+        f"  from now on commands run on this host, in {where.settings.workspace_root}; files are not moved",
     ]
 
 
 def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -> None:
     if not yes and not sys.stdin.isatty():
-        raise Refused("nothing was changed: there is no terminal to ask on; say --yes")
+        raise Refused("nothing was changed: without a terminal, confirm with --yes")
     for line in (line for host, names in theirs.items() for line in _explained(where, host, names)):
         click.echo(visible_line(line), err=True)
     if not yes and not confirmed("Continue here?"):
@@ -252,7 +253,7 @@ def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> lis
 
 def _report(moved: Sequence[dict[str, Any]]) -> None:
     lost = sum(one["lost_sessions"] for one in moved)
-    said = [f"{len(moved)} conversation(s) live here now; {lost} process(es) given up as lost"] if moved else []
+    said = [f"{len(moved)} conversation(s) live here now; {lost} process(es) recorded as lost"] if moved else []
     show(moved, said)
     if not moved:
-        raise Refused("nothing was changed: somebody else was first, or the host was heard of meanwhile")
+        raise Refused("nothing was changed: another host adopted them first, or the old host is alive again")

@@ -1,4 +1,4 @@
-"""`shellback approvals`: what waits for a person, and the person's answer."""
+"""`shellback approvals`: calls that wait for a person, and the decision."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ if TYPE_CHECKING:
     from shellback.work.queue.queues import Enqueuer
 
 PROPOSED_S: Final = 30.0
-"""So long a worker has to say what changed arguments would run."""
+"""The time in which a worker has to propose the call with changed arguments."""
 SURFACE: Final = "cli"
 
 
 @click.group()
 def approvals() -> None:
-    """List, show, approve or deny what waits for a person.
+    """List, show, approve or deny calls that wait for approval.
 
-    An approval holds for exactly the call that is shown, once, until it expires. ID may be the
-    beginning of one.
+    An approval holds for exactly the call that is shown, once, until it expires. The beginning of an ID is enough.
 
     \b
       shellback approvals list
@@ -69,14 +68,14 @@ def approvals() -> None:
 
 @approvals.command("list")
 @conversation_option
-@click.option("--all", "everything", is_flag=True, help="Also what is decided, used or expired.")
+@click.option("--all", "everything", is_flag=True, help="Include decided, used and expired requests.")
 @watch_option
 @json_option
 def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     """List requests that wait for a decision.
 
-    With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
-    request that is new, has changed, or is gone from the list.
+    --watch updates the list until Ctrl-C: in place on a terminal; elsewhere it prints one line (with --json one
+    object) for each request that is new, has changed, or is gone.
     """
     from shellback.work.approvals import approvals as requests
 
@@ -90,7 +89,7 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
         if watching:
             watch(look, lambda one: one.id, lambda now: [*_listed(now), *Freshness(where).lines()], _line)
         found, said, fresh = look(), open_line(where), Freshness(where)
-    more = ["`shellback approvals show ID` shows all of it"] if found else []
+    more = ["`shellback approvals show ID` shows a request in full"] if found else []
     lines = [*_listed(found), *more, *([said] if said else []), *fresh.lines()]
     show([facts_of(request) | fresh.fact() for request in found], lines)
 
@@ -113,7 +112,7 @@ def _listed(found: Sequence[Request]) -> list[str]:
 
 
 def _what(one: Request) -> str:
-    """What it would do, on one line and never cut."""
+    """The call on one line, never cut."""
     command = one.display.get("command")
     return shown_line(command if isinstance(command, str) else json.dumps(one.changed_args or one.args))
 
@@ -126,10 +125,10 @@ def _line(one: Request) -> str:
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
 def show_(request_id: str) -> None:
-    r"""Show one request whole: nothing is cut, and what could be misread is made visible.
+    r"""Show one request in full, with invisible and misleading characters escaped.
 
-    `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
-    that is `\x5c`. A line that begins with ↳ goes on with the one above it.
+    `\x1b` and `\u{200B}` stand for such characters. A backslash of the call that would look like an escape is shown
+    as `\x5c`. A line that begins with ↳ continues the line above it.
     """
     from shellback.work.approvals import approvals as requests
 
@@ -143,7 +142,7 @@ def show_(request_id: str) -> None:
 @approvals.command()
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @click.option(
-    "--args", "changed", metavar="JSON", help="Other arguments, over those it has: shown again, then decided."
+    "--args", "changed", metavar="JSON", help="Change these arguments; the changed call is shown before you decide."
 )
 @click.option(
     "--for",
@@ -151,15 +150,15 @@ def show_(request_id: str) -> None:
     type=click.Choice(["once", "session"]),
     default="once",
     show_default=True,
-    help="For input to a process: this call, or all input until the process ends.",
+    help="For input to a process: allow this call, or all input until the process ends.",
 )
-@click.option("--remember", is_flag=True, help="Save a rule for exactly its commands, so that they need no approval.")
-@click.option("--everywhere", is_flag=True, help="With --remember: in every conversation, not only in this one.")
+@click.option("--remember", is_flag=True, help="Save a rule for exactly these commands, so that they need no approval.")
+@click.option("--everywhere", is_flag=True, help="With --remember: for every conversation, not only this one.")
 @click.option(
-    "--days", type=click.IntRange(1, 365), default=30, show_default=True, help="With --remember: it expires after."
+    "--days", type=click.IntRange(1, 365), default=30, show_default=True, help="With --remember: days until it expires."
 )
-@click.option("--digest", metavar="HEX", help="Only if this is what it would run, as `show` and --json have it.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask about what --args and --remember show.")
+@click.option("--digest", metavar="HEX", help="Approve only if the call has this digest, as `show` prints it.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation of --args and --remember.")
 @json_option
 def approve(
     request_id: str,
@@ -171,10 +170,10 @@ def approve(
     digest: str | None,
     yes: bool,
 ) -> None:
-    """Let exactly this call run, once.
+    """Allow exactly this call to run, once.
 
-    With --args a worker says what would run instead, which is shown and, after a y or with --yes, approved as it
-    was shown. With --remember the rules are shown before they are saved.
+    With --args a worker proposes the changed call. It is shown, and approved as shown after y or with --yes. With
+    --remember the rules are shown before they are saved.
 
     \b
       shellback approvals approve a7db --args '{"command": "rm -r build"}'
@@ -201,16 +200,16 @@ def _arguments(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise Refused(f"--args is not JSON: {error}") from None
     if not isinstance(given, dict) or not given:
-        raise Refused('--args is no object with arguments; give {"command": "..."}')
+        raise Refused('--args is not a JSON object with arguments: give {"command": "..."}')
     return cast("dict[str, Any]", given)
 
 
 @approvals.command()
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
-@click.option("--reason", metavar="TEXT", help="What the agent is told.")
+@click.option("--reason", metavar="TEXT", help="Reason for the agent.")
 @json_option
 def deny(request_id: str, reason: str | None) -> None:
-    """Do not let it run; the agent is told so, with the reason."""
+    """Deny this call; the agent is told, with the reason."""
     from shellback.wiring import wiring
     from shellback.work.approvals import approvals as requests
 
@@ -229,23 +228,23 @@ def _say(facts: dict[str, Any], wanted: str) -> None:
     rules = [f"remembered as {rule['id']}: {rule['rule']}" for rule in facts.get("rules", ())]
     show(facts, [f"{facts['id']} {facts['state']}", *rules] if in_time else ())
     if not in_time:
-        raise Refused(f"{facts['id']} is {facts['state']}: it was not decided in time. Nothing runs")
+        raise Refused(f"{facts['id']} is {facts['state']}: the decision came too late. Nothing runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approving:
-    """One approval from the command line, with what it shows and asks before."""
+    """One approval from the command line, with its output and questions."""
 
     where: Place
     enqueuer: Enqueuer
     yes: bool
 
     def change(self, request_id: str, arguments: dict[str, Any]) -> str:
-        """Have a worker propose the call with these arguments, show it, and ask; returns the digest of what was shown.
+        """Have a worker propose the call with these arguments, show it and ask; returns the digest of the shown call.
 
         Raises:
-            Refused: No worker proposed it, or it would not run.
-            SystemExit: It waits for other calls or for another yes.
+            Refused: No worker proposed it, or it would be refused.
+            SystemExit: It waits for other calls or for a confirmation.
         """
         from shellback.work.approvals import approvals as requests
 
@@ -255,11 +254,11 @@ class Approving:
         how: dict[str, Any] = {"by": me(), "surface": SURFACE, "args": args}
         changed = requests.settle(database, self.enqueuer, before.id, "changed", **how)
         if changed.state != "changed":
-            raise Refused(f"{changed.id} is {changed.state}: it was not decided in time. Nothing runs")
+            raise Refused(f"{changed.id} is {changed.state}: the decision came too late. Nothing runs")
         request = self._proposed(changed)
         self._tell(*folded(_whole(request), columns()))
         if refused := request.display.get("refused"):
-            raise Refused(f"{request.id} would not run like that: {refused}. Change it again, or deny it")
+            raise Refused(f"the changed call {request.id} would be refused: {refused}. Change it again, or deny it")
         self._confirm(f"shellback approvals approve {request.id} --digest {request.digest}")
         return request.digest
 
@@ -269,7 +268,9 @@ class Approving:
         database = self.where.database
         others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
         if others:
-            self._tell(f"{changed.id} is changed; it is asked about again after {len(others)} other call(s) that wait")
+            self._tell(
+                f"{changed.id} is changed; it waits for approval again after {len(others)} other waiting call(s)"
+            )
             sys.exit(PENDING)
 
         def proposed() -> Request | None:
@@ -279,16 +280,16 @@ class Approving:
         return until(
             proposed,
             PROPOSED_S,
-            f"{changed.id} is changed, and no worker has said within {PROPOSED_S:g} s what would run; "
-            "`shellback doctor` says whether one runs. Once it has, `shellback approvals list` shows it",
+            f"{changed.id} is changed, but no worker proposed the changed call within {PROPOSED_S:g} s; "
+            "`shellback doctor` says whether a worker runs. Later, `shellback approvals list` shows the proposal",
         )
 
     def offer(self, request_id: str, *, digest: str | None, everywhere: bool, days: int) -> tuple[str, Sequence[Rule]]:
-        """Show the rules that would be remembered, and ask; returns the digest of the call that they are made of too.
+        """Show the rules that would be saved, and ask; returns the digest of their call, and the rules.
 
         Raises:
-            InvalidCommand: It cannot be remembered; the message says why.
-            SystemExit: It waits for a yes.
+            InvalidCommand: No rule can be made; the message says why.
+            SystemExit: It waits for a confirmation.
         """
         from shellback.exec.policy.rules.remember import rules_for
         from shellback.exec.tools.registry import tool_named
@@ -296,7 +297,7 @@ class Approving:
 
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
-            raise Refused(f"approval request {request.id} has changed since you saw it; look at it again")
+            raise Refused(f"approval request {request.id} has changed since you saw it: show it again")
         display = request.display
         kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
@@ -315,15 +316,15 @@ class Approving:
             tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
         )
         if not rules:
-            raise Refused("every command of it passes by itself in the sandbox: there is nothing to remember")
-        self._tell("to be remembered:", *(f"  {shown_line(rule.described())}" for rule in rules))
+            raise Refused("no rule is needed: every command of this call runs without a person in the sandbox")
+        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
         self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
         return request.digest, rules
 
     def approve(
         self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
     ) -> dict[str, Any]:
-        """Approve, and save the rules, in one transaction; what came of it."""
+        """Approve, and save the rules, in one transaction; returns the outcome."""
         from shellback.work.approvals import approvals as requests
 
         how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
@@ -349,9 +350,9 @@ class Approving:
         if self.yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            self._leave(f"nothing is approved yet; to approve exactly this: {otherwise}")
+            self._leave(f"not approved yet; to approve exactly this, run: {otherwise}")
         if not confirmed("approve exactly this?"):
-            self._leave("nothing is approved; the call still waits")
+            self._leave("not approved; the call still waits")
 
     def _leave(self, text: str) -> NoReturn:
         click.echo(text, err=True)
@@ -359,19 +360,19 @@ class Approving:
 
 
 def facts_of(request: Request) -> dict[str, Any]:
-    """A request for programs: its values exact, and as they are shown to people."""
+    """A request for programs: its exact values, and the text shown to people."""
     return {**asdict(request), "shown": request.shown}
 
 
 def wanted(request: Request) -> list[str]:
-    """What a call would do, in lines, nothing of it cut."""
+    """The lines of a call that waits, nothing cut."""
     changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
     head = f"? {shown_line(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
     return [head, *request_lines(request.display)]
 
 
 def _whole(request: Request) -> list[str]:
-    """Everything there is about a request, in lines."""
+    """All lines about a request."""
     head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
     lines = [visible_line(head), *request_lines(request.display)]
     if request.changed_args is not None:

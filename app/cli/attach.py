@@ -1,4 +1,4 @@
-"""`shellback attach`: a person's terminal on what an agent has started."""
+"""`shellback attach`: a person's terminal attached to a session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_A_SIGNAL: Final = 128
 
 
 class _DetachKey(click.ParamType[int]):
-    """A key that is held with Ctrl, as C-x or ^x; its byte."""
+    """A key with Ctrl, written C-x or ^x; the value is its byte."""
 
     name = "KEY"
 
@@ -36,9 +36,9 @@ class _DetachKey(click.ParamType[int]):
         text = str(value)
         letter = text[-1:].upper()
         if text.upper() not in {f"C-{letter}", f"^{letter}"} or not "@" <= letter <= "_":
-            self.fail(f"{visible_line(text)!r} is no key with Ctrl: write C-x, or ^x", param, ctx)
+            self.fail(f"{visible_line(text)!r} is not a key with Ctrl: write it as C-x or ^x", param, ctx)
         if letter in "HIJMQSZ[C":
-            self.fail(f"{visible_line(text)} is a key that programs need: take another, say C-\\ or C-]", param, ctx)
+            self.fail(f"programs need {visible_line(text)}: choose another key, for example C-\\ or C-]", param, ctx)
         return ord(letter) - ord("@")
 
 
@@ -47,24 +47,24 @@ class _DetachKey(click.ParamType[int]):
 @click.option(
     "--read-only/--read-write",
     default=None,
-    help="Look on, or type too; the first where standard input is no terminal, else the second.",
+    help="Only show the output, or also send what you type. Default: send, if standard input is a terminal.",
 )
 @click.option(
     "--detach-key",
     type=_DetachKey(),
     default="C-\\",
     show_default=True,
-    help="Leaves, and the process goes on; pressed twice it is sent to it.",
+    help="Key that leaves; the process keeps running. Pressed twice, the key is sent to the process.",
 )
 def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
-    """Put this terminal on a process: see what it shows, and type; ID may be the beginning of one.
+    """Attach this terminal to a process: see its output, and type. The beginning of an ID is enough.
 
-    What the terminal shows now comes first. A process on a terminal gets every key, and the size of this one as
-    long as you stay; any other with an open input gets lines. The agent is told that a person typed, and how many
-    bytes, with its next turn; what was typed is kept nowhere.
+    The current screen of the process is shown first. A process with a terminal gets every key and, while you are
+    attached, the size of your terminal. A process without a terminal, but with open input, gets lines. The agent is
+    told in its next turn that a person typed, and how many bytes; the text itself is not stored.
 
-    Exit code: 0 after leaving, and for a process that had ended; of one that ends meanwhile its own, or 128 and
-    the number of its signal.
+    Exit code: 0 after you leave, and if the process had already ended. If the process ends while you are attached: its
+    exit code, or 128 plus the number of its signal.
 
     \b
       shellback attach xtmc
@@ -78,15 +78,15 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
             asyncio.run(_show_ended(where, session))
             return
         if not is_terminal(sys.stdout):
-            raise Refused(f"there is no terminal to attach: `shellback logs -f {session.id}` follows without one")
+            raise Refused(f"standard output is not a terminal: use `shellback logs -f {session.id}`")
         if session.pty and plain_terminal(by_kind=True):
-            raise Refused(f"a dumb terminal (TERM) has no screen: `shellback logs -f {session.id}` follows without one")
+            raise Refused(f"TERM=dumb cannot show a screen: use `shellback logs -f {session.id}`")
         if read_only is False and not is_terminal(sys.stdin):
-            raise Refused("there is no terminal to type at: run it on one, or give --read-only")
+            raise Refused("standard input is not a terminal: run attach on a terminal, or give --read-only")
         if read_only is False and not session.stdin_open:
-            raise Refused(f"session {session.id} takes no input: look on with --read-only")
+            raise Refused(f"session {session.id} takes no input: give --read-only")
         writable = session.stdin_open and (is_terminal(sys.stdin) if read_only is None else not read_only)
-        absent = "{error}: a worker starts one (shellback worker), which takes over what is there; then repeat"
+        absent = "{error}: start a worker (shellback worker), which starts a supervisor; then repeat"
         left = asked(where, lambda port: _attached(where, port, session, detach_key, writable=writable), absent)
     code = _told(session, left)
     if code:
@@ -106,7 +106,7 @@ async def _attached(where: Place, port: SupervisorPort, session: Session, detach
 
 
 async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
-    """How the session ended: by its supervisor, or, once a worker has it from there, by the database."""
+    """The end of the session: from its supervisor or, once a worker has taken the record over, from the database."""
     from shellback.storage import sessions
 
     end = await attachment.end()
@@ -131,13 +131,13 @@ async def _show_ended(where: Place, session: Session) -> None:
 
 
 def _told(session: Session, left: Left) -> int:
-    """Say how it came to an end; the exit code."""
+    """Print why the terminal was detached; returns the exit code."""
     if left.signal is not None:
         with contextlib.suppress(OSError):  # the terminal may be what has gone
-            click.echo(f"[detached from {session.id} by signal {left.signal}; it goes on]", err=True)
+            click.echo(f"[detached from {session.id} by signal {left.signal}; it keeps running]", err=True)
         return OF_A_SIGNAL + left.signal
     if not left.ended:
-        click.echo(f"[detached from {session.id}; it goes on: shellback attach {session.id}]", err=True)
+        click.echo(f"[detached from {session.id}; it keeps running: shellback attach {session.id}]", err=True)
         return 0
     end = left.end
     click.echo(f"[{session.id} ended: {'how is not known yet' if end is None else how(end)}]", err=True)

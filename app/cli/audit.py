@@ -1,4 +1,4 @@
-"""`shellback audit`: who let what run, when, and through which surface."""
+"""`shellback audit`: who allowed or refused each call, when, and through which surface."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @conversation_option
-@since_option("Only since then")
-@click.option(
-    "--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only of this kind; may be repeated."
-)
+@since_option("Only entries since then")
+@click.option("--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only this kind; repeatable.")
 @json_option
 def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> None:
-    """Show what was asked, approved, denied, used and refused, by whom: oldest first, nothing cut.
+    """Show which calls were asked for, approved, denied, used and refused, and by whom. Oldest first, nothing cut.
 
-    Rows are never changed; `prune` and RETAIN_DAYS let them go. With --json, one object a line.
+    Entries are never changed; `prune` deletes those older than RETAIN_DAYS. --json prints one object per line.
 
     \b
       shellback audit --since 1d

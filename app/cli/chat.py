@@ -1,4 +1,4 @@
-"""`shellback chat`: a client of the conversation. The agent runs in a worker; closing chat ends nothing of it."""
+"""`shellback chat`: a client of a conversation. The agent runs in a worker; closing chat does not end its turns."""
 
 from __future__ import annotations
 
@@ -36,32 +36,34 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
 READ_S: Final = 0.7
-"""Between a request and the question about it: a key that was meant for something else is not an answer."""
+"""The time between a request and its question, so that a key meant for something else is not an answer."""
 AGAIN_S: Final = 5.0
-"""How soon the second Ctrl-C has to come to leave."""
+"""A second Ctrl-C within this time leaves."""
 HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
-HOW_SESSION: Final = "s lets this and all further input through, unasked, until the process ends"
-UNASKED: Final = "no answer: it was pasted, or typed before the question was there. Type it now if you mean it"
+HOW_SESSION: Final = "s allows this and all further input, without asking, until the process ends"
+UNASKED: Final = "not an answer: it was pasted, or typed before the question was shown. Type it again to decide"
 HELP: Final = (
     "a line is a message to the agent; a paste is one message, sent with Enter; Alt-Enter begins a new line in it",
-    "while a call waits, y, n or n REASON (s where it is offered), typed and not pasted, decides it",
-    "Ctrl-C stops the turn that runs; twice within five seconds, exit, quit or Ctrl-D leaves; processes live on",
+    "while a call waits, type y, n or n REASON to decide it (s if it is offered); a pasted answer does not count",
+    "Ctrl-C stops the running turn; Ctrl-C twice in five seconds, exit, quit or Ctrl-D leaves; processes keep running",
 )
 
 
 @click.command()
-@click.option("--conversation", "-c", default="main", show_default=True, metavar="NAME", help="Which conversation.")
-@click.option("--interrupt", is_flag=True, help="A message denies what waits for approval instead of waiting for it.")
+@click.option(
+    "--conversation", "-c", default="main", show_default=True, metavar="NAME", help="Name of the conversation."
+)
+@click.option("--interrupt", is_flag=True, help="Each message denies the calls that wait for approval.")
 def chat(conversation: str, interrupt: bool) -> None:
-    """Talk to the agent: answers as they stream, approvals at the prompt, wakes as they come.
+    """Talk to the agent: streamed answers, approvals at the prompt, wakes.
 
-    With no worker alive it starts one as a child and stops it at the end; processes live on.
+    If no worker is alive, chat starts one as a child and stops it at the end. Processes keep running.
 
-    What you paste is one message and never an answer; Alt-Enter begins a new line in a message. Ctrl-C stops the
-    turn that runs; pressed twice it leaves, as exit, quit and Ctrl-D do. help says it again.
+    A paste is one message and never an answer; Alt-Enter begins a new line in a message. Ctrl-C stops the running
+    turn. A second Ctrl-C, exit, quit or Ctrl-D leaves. help repeats this.
 
-    Without a terminal it reads one message a line, waits for each answer, and asks nothing; `send` with "-" takes a
-    message of several lines. Its exit code is then the highest of: 0 answered, 3 a call waits for approval, 4 set
+    Without a terminal, chat reads one message per line, waits for each answer and asks nothing. Use `send -` for a
+    message of several lines. The exit code is then the highest of: 0 answered, 3 a call waits for approval, 4 set
     aside, 5 failed, 6 stopped, 7 a call was denied, 8 out of budget.
 
     \b
@@ -82,35 +84,33 @@ def chat(conversation: str, interrupt: bool) -> None:
             if person:
                 _greet(conversation, settings, ours=ours is not None)
             if ours is not None and ours.on_the_host and settings.enable_execute:
-                click.echo(
-                    f"commands run on the host, and nothing is kept from them: {ours.on_the_host}", err=not person
-                )
+                click.echo(f"commands run on the host, without a sandbox: {ours.on_the_host}", err=not person)
             talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours)
             code = talk.with_a_person() if person else talk.with_a_pipe()
             if person and ours is not None:
-                click.echo("stopping the worker; a turn that runs ends first, processes live on")
+                click.echo("stopping the worker; a running turn ends first, processes keep running")
     sys.exit(code)
 
 
 def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
-    worker = "a worker of its own" if ours else "the worker that runs"
+    worker = "its own worker" if ours else "the running worker"
     answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
-    click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D ends")
+    click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D leaves")
     if settings.enable_execute:
-        but = "" if settings.auto_approve == "off" else ", but for what only reads in a sandbox"
-        click.echo(f"commands run in {settings.workspace_root}, each after you said yes{but}")
+        but = "" if settings.auto_approve == "off" else ", except read-only ones in a sandbox"
+        click.echo(f"commands run in {settings.workspace_root}; each needs approval{but}")
     else:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 
 
 def _leave(number: int, _frame: object) -> None:
-    """Let a closed terminal and SIGTERM end the program in order, so that nothing of it stays behind."""
+    """End the program in order after SIGTERM or a closed terminal, so that its worker is stopped."""
     sys.exit(128 + number)
 
 
 @dataclass
 class Talk:
-    """Sends, asks and shows. Whatever it is doing, ending it ends nothing of the conversation."""
+    """Sends messages, asks for decisions and shows events. Ending it does not end a turn of the conversation."""
 
     where: Place
     enqueuer: Enqueuer
@@ -137,9 +137,9 @@ class Talk:
         self._looked = time.monotonic()
 
     def with_a_person(self) -> int:
-        """Until Ctrl-D, `exit` or `quit`; returns 0, or 3 while calls wait for approval.
+        """Talk until Ctrl-D, `exit` or `quit`; returns 0, or 3 while calls wait for approval.
 
-        Ctrl-C stops the turn that runs; pressed twice where none runs, or it is being stopped, it ends the program.
+        Ctrl-C stops the running turn; a second one, or two when no turn runs, raises KeyboardInterrupt.
         """
         interrupts = Interrupts()
         with Keyboard() as keys, interrupts.caught():
@@ -164,7 +164,7 @@ class Talk:
                         return self._left_open()
 
     def with_a_pipe(self) -> int:
-        """Until the input ends and its last message is answered or waits; returns the highest of their exit codes."""
+        """Talk until the input ends and its last message is answered or waits; returns the highest exit code."""
         lines = Lines()
         self._screen = Screen()
         if (said := open_line(self.where)) is not None:
@@ -194,10 +194,10 @@ class Talk:
         if again:
             raise KeyboardInterrupt
         self._editor.clear()
-        self._screen.line("nothing runs that it could stop; Ctrl-C again leaves")
+        self._screen.line("no turn runs; Ctrl-C again leaves")
 
     def _take(self, line: Line) -> bool:
-        """Do what a line says; whether it says to leave."""
+        """Carry out a line; True if it leaves."""
         self._screen.entered(line.text)
         self._pressed = -AGAIN_S
         text = line.text.strip()
@@ -214,7 +214,7 @@ class Talk:
         return False
 
     def _hear(self, text: str, *, answers: bool) -> None:
-        """Take a line as the decision about the call that was asked about, or as a message."""
+        """Take a line as the decision about the shown call, or as a message."""
         word, _, reason = text.partition(" ")
         asked, word, reason = self._asked, word.lower(), reason.strip()
         denies = word in {"n", "no"}
@@ -228,7 +228,7 @@ class Talk:
         else:
             self._send(text)
             if asked and not self.interrupt:
-                self._screen.line("kept; it is heard after your y or n")
+                self._screen.line("stored; the agent gets it after your y or n")
 
     def _send(self, line: str) -> Sent:
         from shellback.work.approvals import sending
@@ -264,7 +264,7 @@ class Talk:
             self._ask_next()
 
     def _ask_next(self) -> None:
-        """Show one call at a time, so that a `y` is always about the one that was shown last."""
+        """Show the next waiting call: one at a time, so that a `y` is always about the call shown last."""
         from shellback.work.approvals import approvals
 
         waiting = self._pending()
@@ -272,17 +272,17 @@ class Talk:
         self._question = None
         self._ask_at = time.monotonic() + READ_S
         if waiting:
-            # The row, not the event: an event is cut, and nobody approves what they cannot see.
+            # The row, not the event: an event may be cut, and a person must see everything that they approve.
             self._seen = waiting[0].digest
             self._for_session = approvals.why_not_for_session(waiting[0]) is None
             for line in folded(wanted(waiting[0]), columns()):
                 self._screen.line(line)
 
     def _ask(self, keys: Keyboard) -> None:
-        """Put the question about the call that is shown. What has been typed until it is there is no answer to it."""
+        """Ask about the shown call. Text typed before the question is drawn does not answer it."""
         if self._asked is None or self._question is not None or time.monotonic() < self._ask_at:
             return
-        # Last before it is drawn, not after: then what is typed at the sight of it would be taken for earlier.
+        # Read just before drawing: reading after it would take an answer for text typed earlier.
         self._ended += self._editor.feed(keys.typed())
         self._question = self._editor.asked()
         self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
@@ -295,7 +295,7 @@ class Talk:
     def _left_open(self) -> int:
         waiting = self._pending()
         if waiting:
-            click.echo(f"{len(waiting)} call(s) still wait for approval: shellback approvals list")
+            click.echo(f"{len(waiting)} call(s) still wait for approval: see `shellback approvals list`")
         return PENDING if waiting else 0
 
     def _look_for_the_worker(self) -> None:
@@ -303,14 +303,17 @@ class Talk:
             return
         self._looked = time.monotonic()
         if self.child is not None and self.child.process.poll() is not None:
-            raise Refused(f"the worker of this chat has ended; see {self.where.home / 'worker.log'}. Nothing is lost")
+            raise Refused(
+                f"the worker of this chat has ended (see {self.where.home / 'worker.log'}). Nothing is lost: start chat"
+                " again"
+            )
         lives = worker_lives(self.where)
         home = home_of(self.where, self.conversation)
         lives = lives if home is None else not home.silent
         if not lives and not self._alone and (said := waits(self.conversation, home)):
             self._screen.said(said)
         elif not lives and not self._alone:
-            self._screen.line("no worker runs: messages are kept until one does (shellback worker)")
+            self._screen.line("no worker runs: messages are stored until you start one (shellback worker)")
         self._alone = not lives
 
     def _show_news(self) -> None:

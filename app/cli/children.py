@@ -1,4 +1,4 @@
-"""Starting a worker as a child of the command line, with what it needs, and ending it."""
+"""A worker as a child of the command line."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 READY_S: Final = 60.0
 STOP_S: Final = 10.0
-"""What a worker gets to end beyond the time in which it drains."""
+"""The time that a worker gets to end, in addition to the time in which it drains."""
 LOG_BYTES: Final = 4 * 1024 * 1024
-"""A worker's log that has grown beyond this is put aside as `worker.log.1` at the next start."""
+"""A worker's log that is larger than this is renamed to `worker.log.1` at the next start."""
 ON_THE_HOST: Final = "on the host: "
-"""A worker that was to take a sandbox if possible, and could not, begins a line with this, and goes on with why."""
-# -P: a directory `app` where the user happens to be is not ours.
+"""The beginning of the line in which a worker says why no sandbox works, so that commands run on the host."""
+# -P: a directory `app` in the current directory is not ours.
 WORKER: Final = (sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin")
 
 
 class WorkerChild:
-    """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory.
+    """A worker process that ends when this process ends. Its log goes to a file in the state directory.
 
-    `on_the_host` is why its commands have no sandbox although they were to have one if possible, "" where they have.
+    `on_the_host` says why its commands run without a sandbox although BACKEND=auto; "" if they have one.
     """
 
     def __init__(self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER) -> None:
@@ -51,7 +51,7 @@ class WorkerChild:
     def _begin(self, argv: Sequence[str], environ: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             argv,
-            stdin=subprocess.PIPE,  # its end, however we end, is what the child is told by
+            stdin=subprocess.PIPE,  # its end tells the child that we have ended, in whatever way
             stdout=self._log,
             stderr=subprocess.PIPE,
             env=None if environ is None else dict(environ),
@@ -73,20 +73,20 @@ class WorkerChild:
         self._ready.set()
 
     def wait_ready(self) -> None:
-        """Return when the worker listens.
+        """Return when the worker is ready.
 
         Raises:
-            Refused: It ended or took too long; its own refusal, or else its last words, are in the message.
+            Refused: It ended or took too long; the message has its error, or else its last line.
         """
         self._ready.wait(READY_S)
         if not self._listens or self.process.poll() is not None:
             self.stop()
             refusals = [text.removeprefix("shellback: ") for text in self._tail if text.startswith("shellback: ")]
-            last = self._tail[-1] if self._tail else "it said nothing"
+            last = self._tail[-1] if self._tail else "it printed nothing"
             raise Refused("the worker did not start: " + (refusals[0] if refusals else f"{last} (see {self._path})"))
 
     def stop(self) -> None:
-        """Let it drain and end; a worker that does not is killed. Twice is fine."""
+        """Let the worker drain and end; kill it if it does not. Idempotent."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -96,7 +96,7 @@ class WorkerChild:
         self._clean_up()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the worker, as a crash would."""
         self.process.kill()
         self._clean_up()
 
@@ -118,7 +118,7 @@ def _log_file(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def a_worker(where: Place) -> Generator[WorkerChild | None]:
-    """See to it that a worker runs; a child of ours ends with the block, None is somebody else's."""
+    """Start a worker unless one runs. A child ends with the block; None means that another worker runs."""
     from shellback.cli.freshness import worker_lives
 
     if worker_lives(where):
@@ -133,12 +133,12 @@ def a_worker(where: Place) -> Generator[WorkerChild | None]:
 
 
 def make_default(settings: Settings) -> None:
-    """Make `workspace` in the current directory if WORKSPACE_ROOT is not set; a named one is never made.
+    """Create `workspace` in the current directory, if WORKSPACE_ROOT is not set; a named workspace is never created.
 
-    As root it is given to EXEC_UID, whom commands run as. The backend's own check says whether it can be used.
+    If we are root, EXEC_UID owns it, because commands run as that user. The backend checks whether it can be used.
     """
     root = settings.workspace_root
     if "workspace_root" in settings.model_fields_set or root.exists():
         return
     make_workspace(root, uid=settings.exec_uid)
-    click.echo(f"made the workspace {root} (WORKSPACE_ROOT names another one)", err=True)
+    click.echo(f"created the workspace {root} (set WORKSPACE_ROOT to use another one)", err=True)

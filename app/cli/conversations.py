@@ -1,4 +1,4 @@
-"""`shellback conversations`: list them, read one, take one away as JSON."""
+"""`shellback conversations`: list conversations, show one, export one as JSON."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 CUT: Final = 500
 TELL_S: Final = 1.0
-ADOPT: Final = "`shellback adopt conversation NAME` continues what lives there on this one"
+ADOPT: Final = "`shellback adopt conversation NAME` continues a conversation of a silent host on this one"
 
 
 @click.group()
 def conversations() -> None:
-    """List conversations, read one, or export one whole.
+    """List conversations, show one, or export one.
 
     \b
       shellback conversations list
@@ -44,10 +44,10 @@ def conversations() -> None:
 
 
 @conversations.command("list")
-@click.option("--limit", "-n", type=click.IntRange(1, 10_000), default=200, show_default=True, help="How many.")
+@click.option("--limit", "-n", type=click.IntRange(1, 10_000), default=200, show_default=True, help="How many at most.")
 @json_option
 def list_(limit: int) -> None:
-    """List conversations, the one that was active last first."""
+    """List conversations, the most recently active first."""
     from shellback.work.queue import standing
 
     with opened() as where:
@@ -66,7 +66,7 @@ def list_(limit: int) -> None:
     if silent:
         columns["HOST"] = lambda one: f"{silent[one.host_id].name}, silent" if one.host_id in silent else None
     lines = [*table_lines(found, columns), *fresh.lines(), *([ADOPT] if silent else [])]
-    none = ["no conversations yet: `shellback chat` begins one"]
+    none = ["no conversations: `shellback chat` begins one"]
     facts = [{**asdict(one), "host_silent": one.host_id in silent, **fresh.fact(one.host_id)} for one in found]
     show(facts, lines if found else none)
 
@@ -74,12 +74,12 @@ def list_(limit: int) -> None:
 @conversations.command("show")
 @click.argument("name", shell_complete=conversation_names)
 @click.option("--last", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many messages.")
-@click.option("--full", is_flag=True, help="Do not cut what tools were given and said.")
+@click.option("--full", is_flag=True, help="Do not cut long texts, such as the results of tools.")
 @json_option
 def show_(name: str, last: int, full: bool) -> None:
-    """Show the last messages of a conversation, as the model has them: requests, answers, calls, results.
+    """Show the last messages of a conversation as the model sees them: requests, answers, calls, results.
 
-    With --json: how it stands, and the messages as Pydantic AI writes them.
+    --json prints the state of the conversation, and the messages in the format of Pydantic AI.
     """
     from shellback.storage import transcript
     from shellback.work.approvals.typed import unheard
@@ -101,7 +101,7 @@ def show_(name: str, last: int, full: bool) -> None:
         yield visible_line(_heading(stands, total))
         yield from [said] if said else fresh.lines()
         if total > len(messages):
-            yield f"[{total - len(messages):,} messages before these; --last shows more]"
+            yield f"[{total - len(messages):,} earlier messages; --last N shows more]"
         for message in messages:
             yield from lines_of(message, cut=None if full else CUT)
         yield from (f"not heard yet: {visible_line(text)}" for text in typed)
@@ -112,13 +112,13 @@ def show_(name: str, last: int, full: bool) -> None:
 
 @conversations.command()
 @click.argument("name", shell_complete=conversation_names)
-@click.option("--output", "-o", metavar="FILE", help="Write it there, 0600, whole or not at all; otherwise printed.")
-@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--output", "-o", metavar="FILE", help="Write to FILE (mode 0600, all or nothing) instead of printing.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def export(name: str, output: str | None, force: bool) -> None:
-    """Export all of a conversation as one JSON document: messages, sessions and approvals, nothing cut.
+    """Export a whole conversation as one JSON document: messages, sessions and approvals, nothing cut.
 
-    `messages` is what Pydantic AI's ModelMessagesTypeAdapter reads. The bytes that processes printed are not
-    in it: `shellback logs --raw ID` has them as long as they are kept.
+    Pydantic AI's ModelMessagesTypeAdapter reads `messages`. The output of processes is not included:
+    `shellback logs --raw ID` prints it as long as it is kept.
 
     \b
       shellback conversations export build -o build.json
@@ -137,7 +137,7 @@ def find_conversation(where: Place, name: str) -> Standing:
     """The conversation with this name.
 
     Raises:
-        Refused: There is none; names that are alike are given.
+        Refused: There is none; the message suggests similar names.
     """
     from shellback.storage.rows import names
     from shellback.storage.tables import conversations
@@ -162,29 +162,31 @@ def _heading(one: Standing, total: int) -> str:
 
 
 def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
-    """One message in lines; results are cut to `cut` characters where given. Instructions are left out."""
+    """One message as lines. Results are cut to `cut` characters unless it is None; instructions are left out."""
     when = _when(message)
     for part in message.get("parts", []):
         kind = part.get("part_kind")
         text = _text(part.get("content"))
-        if kind == "user-prompt":
-            yield from _prompted(when, part.get("content"), cut)
-        elif kind == "text":
-            yield from _said(f"{when}agent", text)
-        elif kind == "thinking":
-            yield from _said(f"{when}agent thinks", text, cut)
-        elif kind == "tool-call":
-            yield from _lines(f"{when}call {part.get('tool_name')}", shown(_text(part.get("args"))))
-        elif kind == "tool-return":
-            yield from _said(f"{when}result of {part.get('tool_name')}", text, cut)
-        elif kind == "retry-prompt":
-            yield from _said(f"{when}retry {part.get('tool_name') or ''}".rstrip(), text, cut)
-        elif kind != "system-prompt":
-            yield from _said(f"{when}{kind}", _text(part), cut)
+        match kind:
+            case "user-prompt":
+                yield from _prompted(when, part.get("content"), cut)
+            case "text":
+                yield from _said(f"{when}agent", text)
+            case "tool-call":
+                yield from _lines(f"{when}call {part.get('tool_name')}", shown(_text(part.get("args"))))
+            case "thinking" | "tool-return" | "retry-prompt":
+                yield from _said(f"{when}{_WHO[kind]} {part.get('tool_name') or ''}".rstrip(), text, cut)
+            case "system-prompt":
+                pass
+            case _:
+                yield from _said(f"{when}{kind}", _text(part), cut)
+
+
+_WHO: Final = {"thinking": "agent thinks", "tool-return": "result of", "retry-prompt": "retry"}
 
 
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
-    """What was put before the model: by people, by us, and of the processes that run."""
+    """The input of the model: from people, from Shellback, and the blocks of processes."""
     from shellback.exec.reports.blocks import MARK
     from shellback.exec.reports.callback_text import NOTICE
 
@@ -226,7 +228,7 @@ def _short(text: str, cut: int | None) -> str:
 
 
 class Export:
-    """One conversation on its way into a file. In memory are its ids and a page of it, not its messages."""
+    """Exports one conversation. It holds the ids and one page of messages in memory."""
 
     def __init__(self, where: Place, standing: Standing) -> None:
         from shellback.storage import transcript
@@ -236,14 +238,14 @@ class Export:
         self._counts = {"messages": 0, **dict.fromkeys(transcript.PARTS, 0)}
 
     def counted(self) -> str:
-        """What was written, in words."""
+        """The number of written items of each part."""
         return ", ".join(f"{count:,} {what}" for what, count in self._counts.items())
 
     def to_file(self, path: str, *, replace: bool) -> None:
-        """Write it beside `path` and rename it into place, readable by its owner alone.
+        """Write the document beside `path`, readable by its owner only, and rename it into place.
 
         Raises:
-            Refused: It is there and not to be replaced, or cannot be written.
+            Refused: `path` exists without `replace`, or cannot be written.
         """
         target = Path(path)
         draft: str | None = None
@@ -251,9 +253,9 @@ class Export:
             if target.is_dir():
                 raise Refused(f"{visible_line(path)} is a directory: name a file in it")
             if target.exists() and not target.is_file():
-                raise Refused(f"{visible_line(path)} is no file: leave -o out and redirect the output to it")
+                raise Refused(f"{visible_line(path)} is not a regular file: omit -o and redirect the output to it")
             if target.exists() and not replace:
-                raise Refused(f"{visible_line(path)} is there already: --force replaces it, or name another file")
+                raise Refused(f"{visible_line(path)} exists: replace it with --force, or name another file")
             fd, draft = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
             with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 self.to(file)
@@ -272,7 +274,7 @@ class Export:
         """Write the document.
 
         Raises:
-            Refused: Part of the history went while it was written.
+            Refused: Part of the history was deleted during the export.
         """
         from shellback.storage import transcript
 
@@ -308,7 +310,7 @@ class Export:
             for start in range(0, len(ids), transcript.PAGE):
                 yield from self._database.read_now(transcript.messages, ids[start : start + transcript.PAGE])
         except LookupError as error:
-            raise Refused(f"the history changed under the export ({error}): it was deleted meanwhile") from None
+            raise Refused(f"messages were deleted during the export ({error}): export again") from None
 
     def _rows(self, part: str, name: str) -> Iterator[dict[str, Any]]:
         from shellback.storage import transcript

@@ -1,4 +1,4 @@
-"""`shellback demo`: a tour with real processes, real queues and two real `kill -9`, and the facts that it leaves."""
+"""`shellback demo`: a tour with real processes, real queues and two real `kill -9`."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ CHATTER: Final = "\n".join(["!process_list {}"] * 12)
 
 @click.command()
 @json_option
-@click.option("--keep", is_flag=True, help="Keep the state directory and the workspace, and say where they are.")
-@click.option("--yes", "-y", is_flag=True, help="Answer every question yourself (the default without a terminal).")
+@click.option("--keep", is_flag=True, help="Keep the state directory and the workspace, and print their path.")
+@click.option("--yes", "-y", is_flag=True, help="Answer yes to every question (the default without a terminal).")
 def demo(keep: bool, yes: bool) -> None:
-    """A tour that ends by itself in under two minutes: nothing to set up, no key, no server.
+    """A tour that ends by itself in under two minutes, without set-up, key or server.
 
-    A message; a command that needs approval; a background build that wakes the agent past a
-    backlog; then worker and supervisor are killed with kill -9 while a process runs, and nothing
-    is lost and nothing runs twice.
+    It shows a message, a command that needs approval, and a background build that wakes the agent ahead of a backlog.
+    Then kill -9 ends worker and supervisor while a process runs: nothing is lost, and nothing runs twice.
     """
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not wants_json()
     with _playground(keep=keep) as root:
@@ -64,12 +63,12 @@ def demo(keep: bool, yes: bool) -> None:
     show(facts, ())
     wrong = [name for name, held in facts["checks"].items() if not held]
     if wrong:
-        raise Refused(f"the tour did not go as promised: {', '.join(wrong)}")
+        raise Refused(f"checks of the tour failed: {', '.join(wrong)} (run with --keep to inspect its files)")
 
 
 @contextlib.contextmanager
 def _playground(*, keep: bool) -> Generator[Path]:
-    """A directory of our own with `home` and a `workspace` that belongs to whoever runs commands."""
+    """A temporary directory with `home` and `workspace`; the user that runs commands owns `workspace`."""
     root = Path(tempfile.mkdtemp(prefix="shellback-demo-"))
     root.chmod(0o755)
     (root / "home").mkdir(mode=stat.S_IRWXU)
@@ -105,7 +104,7 @@ class Tour:
         self._workers: list[WorkerChild] = []
 
     def walk(self) -> dict[str, Any]:
-        """The whole tour; returns its facts, and leaves no process. Raises Refused when something does not come."""
+        """The whole tour: returns its facts and leaves no process. Raises Refused if a step does not happen in time."""
         from shellback.settings import Settings
         from shellback.wiring import wiring
 
@@ -160,7 +159,7 @@ class Tour:
             self._a_look(facts)
 
     def _a_look(self, facts: dict[str, Any]) -> None:
-        self._say("   What only reads asks nobody: it runs in a profile of the sandbox that can do nothing else.")
+        self._say("   A read-only command needs no approval: it runs in a profile of the sandbox that can only read.")
         answer = self._answer(self._send("look", "$ cat note.txt"))
         self._say(_quoted("agent", answer))
         session = next((one for one in self._sessions() if one.command == "cat note.txt"), None)
@@ -220,7 +219,7 @@ class Tour:
         facts["checks"]["one answer names it"] = len(self._naming("exit code 7")) == 1
 
     def _naming(self, words: str) -> list[str]:
-        """Answers with these words; the turn of the wake gives them, or one that was running when it came."""
+        """Answers with these words, from the turn of the wake or from one that was running when it came."""
         return [item["answer"] for item in self._read(_items) if words in (item["answer"] or "")]
 
     def _hire(self) -> None:
@@ -278,7 +277,7 @@ class Tour:
         return item.get("started_at") is not None and item["outcome"] is None
 
     def _session(self, part: str) -> Session | None:
-        """The live one whose command has this in it."""
+        """The live session whose command contains `part`."""
         return next((one for one in self._sessions() if part in one.command and one.pid is not None and one.live), None)
 
     def _exit_code(self, session: Session) -> int | None:
@@ -299,10 +298,10 @@ class Tour:
             if self._workers and self._workers[-1].process.poll() is not None:
                 raise Refused(f"the worker ended while waiting until {what}; see {self._where.home}")
             time.sleep(LOOK_S)
-        raise Refused(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
+        raise Refused(f"timed out after {PATIENCE_S:.0f} s waiting until {what} (run with --keep to inspect its files)")
 
     async def _supervisor_pid(self, *, stop: bool = False) -> int:
-        """Who supervises the demo's own state directory; with `stop` it is asked to end."""
+        """The pid of the supervisor of the demo's state directory; with `stop` it is told to end."""
         from shellback.wiring import supervision
 
         client = supervision.supervisor_client(self._where.settings, spawn=False)
@@ -337,7 +336,7 @@ def _facts(session: Session) -> dict[str, Any]:
 
 
 def _kill_now(pid: int) -> None:
-    """What a crash does. The number is the supervisor's: it has just answered with it."""
+    """Kill as a crash would. The pid is the supervisor's: it has just answered with it."""
     pidfd = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

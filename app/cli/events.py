@@ -1,4 +1,4 @@
-"""`shellback events`: what happened, in order."""
+"""`shellback events`: events in order."""
 
 from __future__ import annotations
 
@@ -23,30 +23,28 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.2
 PAGE: Final = 500
 LATE_S: Final = 2.0
-"""How long a number that Postgres has given out may take to be committed, others after it being there already."""
+"""The time in which Postgres commits a number that it has assigned; later numbers may be committed before it."""
 KINDS: Final = (
     "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit", "watch", "typed",
     "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm", "finding",
 )  # fmt: skip
 
 CALLS: Final = ("tool_call", "approval")
-"""What is about a call, and so never cut."""
+"""Kinds that are about a call, and so are never cut."""
 _WHO: Final = frozenset({"id", "tool"})
 
 
 @click.command()
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new events until Ctrl-C.")
 @conversation_option
-@since_option("Only since then")
-@click.option(
-    "--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only of this kind; may be repeated."
-)
+@since_option("Only events since then")
+@click.option("--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.")
 @json_option
 def events(follow: bool, conversation: str | None, since: float | None, kinds: tuple[str, ...]) -> None:
-    """Show what happened: messages, tool calls, approvals, exits, answers, alarms. Events are kept for a day.
+    """Show events in order: messages, tool calls, approvals, exits, answers, alarms. Events are kept for a day.
 
-    With --json, one object a line. With --follow and without --since it begins with what comes now. A turn
-    that was executed again tells its part again, with a higher epoch.
+    --json prints one object per line. --follow without --since shows only new events. If a turn is executed again, its
+    events appear again with a higher epoch.
 
     \b
       shellback events --since 10m
@@ -71,7 +69,7 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
 
 
 def line(event: Event) -> str:
-    """An event as a person is told of it."""
+    """One event as a line for people."""
     kind = coloured(f"{event.kind:11}")
     return f"{stamp(event.created_at)}  {visible_line(event.conversation_id)}  {kind}  {_told(event)}".rstrip()
 
@@ -104,11 +102,11 @@ def _told(event: Event) -> str:
 
 
 def _call(payload: dict[str, Any]) -> str:
-    """What a call would do, whole, on one line: its command, then whatever else it was given."""
+    """A call on one line, nothing cut: its command, then its other arguments."""
     given: dict[str, Any] = payload.get("args", payload)
     who = [str(payload[key]) for key in ("id", "tool") if key in payload]
     command = given.get("command")
-    # Of a request the rest is what was found out about it: `approvals show` has that.
+    # The rest of a request are facts about it, which `approvals show` shows.
     rest = (
         {}
         if "args" not in payload and command
@@ -127,7 +125,7 @@ def _in_words(facts: Mapping[str, Any]) -> str:
 
 
 class Tail:
-    """Events after a number, of one conversation or of all, each once; one that was committed late comes late."""
+    """Events after a number, of one conversation or of all, each once; a late commit is returned late."""
 
     def __init__(self, where: Place, conversation_id: str | None, after: int, *, kinds: Collection[str] = ()) -> None:
         self._database = where.database
@@ -139,7 +137,7 @@ class Tail:
         self._shown: set[int] = set()
 
     def new(self) -> Iterator[Event]:
-        """What has come since the last call."""
+        """The events since the last call."""
         from shellback.work.queue import stream
 
         number, full = self._after, True
@@ -163,14 +161,14 @@ class Tail:
 
 
 class Events(Tail):
-    """The same without the tail of executions that were repeated."""
+    """The same, without late events of an execution that was repeated."""
 
     def __init__(self, where: Place, conversation_id: str | None, after: int) -> None:
         super().__init__(where, conversation_id, after)
         self._epochs: dict[str, int] = {}
 
     def new(self) -> Iterator[Event]:
-        """What has come since the last call."""
+        """The events since the last call."""
         for event in super().new():
             if event.epoch:
                 if event.epoch < self._epochs.get(event.turn_id, 0):

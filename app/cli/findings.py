@@ -1,4 +1,4 @@
-"""`shellback findings`: what commands left in a workspace that a person has to look at."""
+"""`shellback findings`: things in a workspace that a person must inspect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def findings() -> None:
-    """List, show or acknowledge what commands left in a workspace that you should look at first.
+    """List, show or acknowledge findings: things in a workspace that you must inspect.
 
-    A finding is open until somebody acknowledges it. Until then `ps`, `chat`, `approvals list` and `doctor` point at
-    it. ID may be the beginning of one.
+    A finding is open until a person acknowledges it. Until then `ps`, `chat`, `approvals list` and `doctor` mention
+    it. The beginning of an ID is enough.
 
     \b
       shellback findings list
@@ -35,7 +35,7 @@ def findings() -> None:
 
 @findings.command("list")
 @conversation_option
-@click.option("--all", "everything", is_flag=True, help="Also what is acknowledged.")
+@click.option("--all", "everything", is_flag=True, help="Include acknowledged findings.")
 @json_option
 def list_(conversation: str | None, everything: bool) -> None:
     """List open findings, oldest first."""
@@ -53,8 +53,8 @@ def list_(conversation: str | None, everything: bool) -> None:
         "STATE": lambda one: "open" if one.open else "acknowledged",
         "PATH": "path",
     }
-    told = "`shellback findings show ID` says what was met and what to do"
-    none = "no findings" if everything else "no open findings (--all shows those that are acknowledged)"
+    told = "`shellback findings show ID` says what was found and what to do"
+    none = "no findings" if everything else "no open findings (--all includes acknowledged ones)"
     lines = [*table_lines(found, headings), told, *fresh.lines()] if found else [none]
     show([asdict(one) | fresh.fact() for one in found], lines)
 
@@ -63,7 +63,7 @@ def list_(conversation: str | None, everything: bool) -> None:
 @click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @json_option
 def show_(finding: str) -> None:
-    """Show one finding whole: what was met, where it is kept, what to do."""
+    """Show one finding in full: what was found, where it is kept, and what to do."""
     from shellback.storage import findings as rows
 
     with opened() as where:
@@ -86,10 +86,10 @@ def show_(finding: str) -> None:
 
 @findings.command()
 @click.argument("finding", metavar="ID", required=False, shell_complete=finding_ids)
-@click.option("--all", "everything", is_flag=True, help="Every finding that is open now.")
+@click.option("--all", "everything", is_flag=True, help="Acknowledge every open finding.")
 @json_option
 def ack(finding: str | None, everything: bool) -> None:
-    """Say that you have seen it: it is no longer pointed at. Nothing in the workspace changes."""
+    """Acknowledge a finding, so that it is no longer mentioned. Nothing in the workspace changes."""
     from shellback.storage import findings as rows
 
     if (finding is None) != everything:
@@ -101,7 +101,7 @@ def ack(finding: str | None, everything: bool) -> None:
             else [one.id for one in where.database.read_now(rows.find)]
         )
         count = where.database.write_now(rows.acknowledge, ids, by=me(), at=time.time())
-    said = f"{count} acknowledged" if count or everything else f"{ids[0]} was acknowledged before"
+    said = f"{count} acknowledged" if count or everything else f"{ids[0]} was already acknowledged"
     show({"ids": ids, "acknowledged": count}, [said])
 
 
@@ -118,23 +118,18 @@ _REMEDIES = {
 
 
 def remedy(one: Finding) -> str:
-    """What a person does about a finding, in one or two sentences; `PATH` is the finding's."""
-    return _REMEDIES.get(one.kind, "Look at the path before you use it.")
+    """The remedy of a finding, in one or two sentences; `PATH` is the finding's."""
+    return _REMEDIES.get(one.kind, "Inspect the path before you use it.")
 
 
 def open_line(where: Place, conversation: str | None = None) -> str | None:
-    """One line for people about open findings, of a conversation or of all; None where there are none."""
+    """One line for people about open findings, of one conversation or of all; None if there are none."""
     from shellback.storage import findings as rows
 
     count = where.database.read_now(rows.open_count, conversation_id=conversation)
-    return pointed(count) if count else None
-
-
-def pointed(count: int) -> str:
-    """The line that points at open findings."""
-    return f"{count} finding(s) in the workspace wait for you: shellback findings list"
+    return f"{count} open finding(s) in the workspace: see `shellback findings list`" if count else None
 
 
 def news(payload: dict[str, str]) -> str:
-    """The line that tells of a new finding."""
+    """The line about a new finding."""
     return visible_line(f"! {payload['text']}: shellback findings show {payload['id']}")

@@ -1,7 +1,4 @@
-"""How old a view is, and whether anybody is there to go on: only workers learn of ends, ask and take turns.
-
-Without one the rows of its host stand still; nobody may have heard of another host for long.
-"""
+"""The age of what the database says about a host: without a worker of that host, its rows do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Freshness:
-    """How old is what the database says of some hosts, of this one always. Looked up once, when it is made."""
+    """The age of the rows of some hosts and of this one, looked up once at construction."""
 
     def __init__(self, where: Place, host_ids: Iterable[str] = ()) -> None:
         from shellback.work.hosts import hosts, roster
@@ -36,29 +33,29 @@ class Freshness:
         self._heard_s = min(heard, default=None)
 
     def fact(self, host_id: str | None = None) -> dict[str, float | None]:
-        """`age_s` as a field of what is printed as JSON."""
+        """`age_s` as a field of the JSON output."""
         return {"data_age_s": self.age_s(host_id)}
 
     def age_s(self, host_id: str | None = None) -> float | None:
-        """How many seconds old it is: 0 while a worker of that host lives, None where none has ever run."""
+        """Age in seconds: 0 while a worker of that host lives, None if none has ever run."""
         if host_id in self.silent:
             return self.silent[host_id].silent_s
         return 0.0 if self.current or host_id not in {None, self._here} else self._heard_s
 
     def lines(self) -> list[str]:
-        """What a person is told where it is not of now."""
+        """Lines for people about rows that are not current."""
         told = [
-            visible_line(f"host {host.name} ({host.host_id}) {host.heard}: not known whether its processes run")
+            visible_line(f"host {host.name} ({host.host_id}) {host.heard}: the state of its processes is unknown")
             for host in self.silent.values()
         ]
         if self.current:
             return told
-        old = "no worker has run here" if self._heard_s is None else f"this is as it was {age(self._heard_s)} ago"
-        return [f"no worker of this host is alive: {old}; `shellback worker` finds out what has become of it", *told]
+        old = "no worker has run here" if self._heard_s is None else f"this is the state of {age(self._heard_s)} ago"
+        return [f"no worker of this host is alive: {old}; start `shellback worker` to update it", *told]
 
 
 def worker_lives(where: Place) -> bool:
-    """Whether a worker of this host has been heard of lately and its process is there."""
+    """Whether a worker of this host has a recent heartbeat and its process exists."""
     import sqlalchemy as sa
 
     from shellback.storage import rows
@@ -76,14 +73,14 @@ def worker_lives(where: Place) -> bool:
     def there(pid: int, space: str) -> bool:
         if space == process_space():
             return Path(f"/proc/{pid}").exists()
-        # In another container the number is somebody else's; what is left is that it was heard of since this boot.
+        # In another container the pid means another process; then a heartbeat since this boot must do.
         return space.partition("/")[0] == boot_id()
 
     return any(there(pid, space) for pid, space in where.database.read_now(ask))
 
 
 def home_of(where: Place, conversation: str) -> Host | None:
-    """The other host that a conversation lives on; None if it lives here, or nowhere yet."""
+    """The other host that a conversation lives on; None if it lives on this host or does not exist."""
     from shellback.work.hosts import hosts
 
     found = where.database.read_now(hosts.of_conversation, conversation)
@@ -91,7 +88,7 @@ def home_of(where: Place, conversation: str) -> Host | None:
 
 
 def waits(conversation: str, home: Host | None) -> str | None:
-    """What to say of a conversation whose host is silent; None where there is nothing to say."""
+    """The line about a conversation whose host is silent; None if the host is not silent."""
     if home is None or not home.silent:
         return None
     return visible_line(

@@ -1,4 +1,4 @@
-"""`shellback logs`: what a process printed, also while it prints."""
+"""`shellback logs`: the output of a process, also while it runs."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.1
 CHUNK: Final = 256 * 1024
 _UNFINISHED: Final = re.compile(r"\r\Z|\x1b(?:\[[0-?]{0,256}[ -/]{0,16}|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]{0,4})\Z")
-"""What may be the beginning of a control sequence, or of a line end."""
+"""The possible beginning of a control sequence or line end."""
 
 
 @click.command()
 @click.argument("session_id", metavar="ID", shell_complete=session_ids)
-@click.option("--follow", "-f", is_flag=True, help="Go on until the process ends.")
-@click.option("--lines", "-n", type=click.IntRange(0, 1_000_000), help="How many; 200, or with --since all.")
-@since_option("Only what was printed since")
-@click.option("--stderr", "err", is_flag=True, help="The stream of errors, where it was kept apart.")
-@click.option("--raw", is_flag=True, help="The bytes as they are, control characters too.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new output until the process ends.")
+@click.option(
+    "--lines", "-n", type=click.IntRange(0, 1_000_000), help="How many lines. Default: 200; with --since, all."
+)
+@since_option("Only output since then")
+@click.option("--stderr", "err", is_flag=True, help="Show standard error, if it was stored separately.")
+@click.option("--raw", is_flag=True, help="Print the bytes unchanged, control characters too.")
 @json_option
 def logs(session_id: str, follow: bool, lines: int | None, since: float | None, err: bool, raw: bool) -> None:
-    """Show the last lines of what a process printed; ID may be the beginning of one.
+    """Show the last lines of a process's output. The beginning of an ID is enough.
 
-    What was dropped to keep a log within LOG_BYTES is said in its place. Times are kept to about a second, more
-    coarsely for a process that prints for hours on end: --since may begin a little early, and misses nothing.
+    Output that was dropped to keep the log within LOG_BYTES is marked in its place. Times are stored to about a
+    second, and more coarsely after hours of output. So --since may begin a little early, but it misses nothing.
 
     \b
       shellback logs xtmc            the last 200 lines
-      shellback logs -f -n 10 xtmc   the last 10, and what comes until it ends
+      shellback logs -f -n 10 xtmc   the last 10 lines, then new output until the process ends
       shellback logs -f --since 5m xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if wants_json() and (follow or raw):
-        raise click.UsageError("--json shows text once; it goes with neither --follow nor --raw")
+        raise click.UsageError("--json prints one document: omit --follow and --raw")
     with opened() as where:
         session = find_session(where, session_id)
         log = _Log(where, session, err=err)
@@ -84,7 +86,7 @@ def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Shown) 
 
 class _Shown:
     after_line = ""
-    """What takes a terminal to the beginning of a line."""
+    """The text that takes a terminal to the beginning of a line."""
 
     def __init__(self) -> None:
         # A piece may end inside a character.
@@ -94,7 +96,7 @@ class _Shown:
         self.say(masked(self._decoder.decode(data)))
 
     def dropped(self, holes: list[Hole]) -> None:
-        self.say(f"\n[{_text(holes)}]\n")
+        self.say(f"\n[{dropped_text(holes)}]\n")
 
     def say(self, text: str) -> None:
         click.echo(text, nl=False)
@@ -108,11 +110,11 @@ class _Raw(_Shown):
         out.flush()
 
     def dropped(self, holes: list[Hole]) -> None:
-        click.echo(f"[{_text(holes)}]", err=True)
+        click.echo(f"[{dropped_text(holes)}]", err=True)
 
 
 class OfTerminal(_Shown):
-    """Text without what drove the terminal: that was for a screen, and is not what was printed."""
+    """Text without the sequences that controlled the terminal."""
 
     _begun = ""
 
@@ -140,12 +142,8 @@ class _Kept(_Shown):
 
     def facts(self) -> dict[str, object]:
         count = sum(hole.end - hole.start for hole in self._dropped)
-        text = _text(self._dropped) if any(hole.errno or hole.uncounted for hole in self._dropped) else None
+        text = dropped_text(self._dropped) if any(hole.errno or hole.uncounted for hole in self._dropped) else None
         return {"text": "".join(self._parts), "bytes_dropped_in_text": count, **({"note": text} if text else {})}
-
-
-def _text(holes: list[Hole]) -> str:
-    return dropped_text(holes)
 
 
 class _Log:
@@ -155,15 +153,15 @@ class _Log:
         directory = Path(where.home) / layout.SESSIONS / session.id
         if not directory.is_dir() and not session.live:
             hours = where.settings.log_age_hours
-            raise Refused(f"the log of {session.id} is gone: logs are kept for {hours:g} hours (LOG_AGE_HOURS)")
+            raise Refused(f"the log of {session.id} was deleted: logs are kept for {hours:g} hours (LOG_AGE_HOURS)")
         if err and not session.separate_stderr:
-            raise Refused(f"session {session.id} has one log for both streams: leave --stderr out")
+            raise Refused(f"session {session.id} has one log for both streams: omit --stderr")
         self.path = str(directory / (layout.ERR if err else layout.LOG))
         self._holes = str(directory / (layout.ERR_HOLES if err else layout.HOLES))
         self._end, self._err = session.end, err
 
     def since(self, moment: float) -> int:
-        """Where to begin to read so as to miss nothing printed at `moment` or later."""
+        """The offset from which all output since `moment` is read."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -172,7 +170,7 @@ class _Log:
         return found.st_size if found.st_mtime + 0.1 < moment else offset_since(self.path + layout.TIMES, moment)
 
     def start_of(self, lines: int | None) -> int:
-        """Where the last `lines` lines begin; None is all of them."""
+        """The offset at which the last `lines` lines begin; None means all lines."""
         if lines is None:
             return 0
         try:
@@ -187,7 +185,7 @@ class _Log:
             return 0
 
     def copy(self, offset: int, to: _Shown) -> int:
-        """Hand over what there is from `offset` on and return where it ends."""
+        """Write the output from `offset` on, and return the offset of its end."""
         dropped: list[Hole] = []
 
         def told() -> None:

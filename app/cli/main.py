@@ -17,44 +17,44 @@ from shellback.exec.core.display import visible_line
 
 SECTIONS: Final = {
     "Talk and decide": {
-        "chat": ("chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
-        "send": ("send", "Send one message, and wait for the answer if asked to."),
-        "stop": ("stop", "End the turn of a conversation at its next step; with --kill its processes too."),
-        "approvals": ("approvals", "List, show, approve or deny what waits for a person."),
-        "audit": ("audit", "Show who let what run, when, and through which surface."),
-        "policy": ("policy", "Say what policy makes of a command, without starting it."),
-        "rules": ("rules", "List, add, revoke or try the rules about commands."),
-        "findings": ("findings", "List, show or acknowledge what commands left that you should look at."),
-        "conversations": ("conversations", "List conversations, read one, or export one whole."),
+        "chat": ("chat", "Talk to the agent in this terminal."),
+        "send": ("send", "Send one message; with --wait, print the answer."),
+        "stop": ("stop", "End the turn of a conversation at its next step; with --kill, its processes too."),
+        "approvals": ("approvals", "List, show, approve or deny calls that wait for approval."),
+        "audit": ("audit", "Show who allowed or refused each call, when, and through which surface."),
+        "policy": ("policy", "Show how policy judges a command, without starting it."),
+        "rules": ("rules", "List, add, revoke or test the rules about commands."),
+        "findings": ("findings", "List, show or acknowledge findings: things in a workspace that you must inspect."),
+        "conversations": ("conversations", "List conversations, show one, or export one."),
     },
     "Processes": {
-        "ps": ("processes", "List processes that the agents started."),
-        "logs": ("logs", "Show what a process printed."),
-        "attach": ("attach", "Put your terminal on a process: see what it shows, and type."),
+        "ps": ("processes", "List processes that agents started."),
+        "logs": ("logs", "Show the output of a process."),
+        "attach": ("attach", "Attach your terminal to a process: see its output, and type."),
         "kill": ("processes", "End a process and everything it started."),
     },
-    "What goes on": {
-        "queue": ("queue", "Show the backlog by priority and age, what runs, what is blocked."),
-        "events": ("events", "Show what happened, also while it happens."),
-        "workers": ("worker", "List workers: where, which version, alive or not."),
+    "State of the system": {
+        "queue": ("queue", "Show waiting items, running turns and blocked conversations."),
+        "events": ("events", "Show events in order; with --follow, as they happen."),
+        "workers": ("worker", "List workers with host, state and version."),
     },
-    "Run it": {
+    "Operation": {
         "worker": ("worker", "Run turns for this host until it is told to stop."),
-        "supervisor": ("worker", "Run the commands of agents as a service of its own."),
-        "migrate": ("setup", "Create or upgrade the tables."),
-        "prune": ("setup", "Forget what is old: rows, items, idle conversations."),
-        "doctor": ("setup", "Say what works here, what does not, and how to mend it."),
-        "sandbox": ("sandbox", "Show where commands run and what holds them there; try a command in it."),
-        "workspaces": ("workspaces", "List containers, show what was done in one, take one away."),
-        "adopt": ("adopt", "Take over what is another host's, because you say so."),
-        "config": ("setup", "Show every setting with its value and where it came from."),
+        "supervisor": ("worker", "Run the supervisor of agents' commands as a service of its own."),
+        "migrate": ("setup", "Create or upgrade the database tables."),
+        "prune": ("setup", "Delete old rows, queue items and idle conversations."),
+        "doctor": ("setup", "Check everything a worker needs; name each problem and its remedy."),
+        "sandbox": ("sandbox", "Show where commands run and which limits hold there; run a command there."),
+        "workspaces": ("workspaces", "List containers, show what changed in one, or remove one."),
+        "adopt": ("adopt", "Take over conversations of another host, or unknown processes."),
+        "config": ("setup", "Show every setting, its value and its source."),
     },
-    "Get to know it": {
-        "demo": ("demo", "A tour with real processes that ends by itself."),
+    "First steps": {
+        "demo": ("demo", "A tour with real processes; it ends by itself."),
         "completion": ("setup", "Print the completion script for a shell."),
     },
 }
-"""The commands by what they are for: the module in this package, and what it does, so that help imports none."""
+"""The commands by purpose, each with its module in this package and its short help, so that help imports none."""
 COMMANDS: Final = {name: of for commands in SECTIONS.values() for name, of in commands.items()}
 
 
@@ -62,7 +62,7 @@ class Lazy(click.Group):
     """A group whose commands are imported when they are called."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, with everything that is written from here on made visible."""
+        """Run, with control characters in all output made visible."""
         guard()
         return super().main(*args, **kwargs)
 
@@ -87,28 +87,28 @@ class Lazy(click.Group):
 
 @click.group(
     cls=Lazy,
-    # Colours are `drawn`; where click takes out what looks like one, what somebody printed would be gone.
+    # Our colours pass by `drawn`. If click removed colours, parts of a command's output would be lost.
     context_settings={"help_option_names": ["-h", "--help"], "color": True},
     epilog="Settings come from the environment and from .env; .env.example explains each. "
     f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in MEANING.items())}.",
 )
 @click.version_option(package_name="shellback")
 def cli() -> None:
-    """Shell tools for queued agents: start a worker, talk to the agent, approve what it wants to run.
+    """Shell tools for queued agents: start a worker, talk to the agent, approve its commands.
 
     \b
-      shellback demo                       see it work, nothing to set up
+      shellback demo                       a tour that needs no set-up
       ENABLE_EXECUTE=true shellback chat   talk to the agent; starts a worker if none runs
       shellback send -c build --wait TEXT  one message, from a script
-      shellback approvals list             what waits for you
-      shellback ps                         what runs
-      shellback doctor                     what is wrong, and how to mend it
+      shellback approvals list             calls that wait for approval
+      shellback ps                         running processes
+      shellback doctor                     problems and their remedies
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
-    """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
-    # A tenth of a short command's time went into looking for garbage among modules that it had just loaded.
+    """Run the command line and exit. A known error is one line and exit code 2, never a stack trace."""
+    # Collecting garbage among freshly loaded modules took a tenth of a short command's time.
     gc.set_threshold(20_000)
     try:
         cli.main(args=list(argv) if argv is not None else None, prog_name="shellback", standalone_mode=False)
@@ -128,12 +128,12 @@ def main(argv: Sequence[str] | None = None) -> Any:
         sys.exit(CANNOT)
     finally:
         _forget_a_reader_that_left()
-        # Another sixth went into looking for garbage once more before the interpreter throws everything away.
+        # The collection at the interpreter's end took another sixth.
         gc.freeze()
 
 
 def _forget_a_reader_that_left() -> None:
-    """Drop what could not be written to a closed pipe: the interpreter would try again at its end, and complain."""
+    """Drop output that a closed pipe did not take: the interpreter would try again at its end, and complain."""
     out = sys.stdout
     try:
         if out is not None:

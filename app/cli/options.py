@@ -1,6 +1,6 @@
-"""What options and arguments share: moments, and names for the shell to complete.
+"""Shared options and arguments: times, and names for the shell's completion.
 
-Names are bounded in number and time, and looking for them is silent whatever happens.
+Completion is bounded in number and time, and prints nothing, even on errors.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])?")
 
 
 class Moment(click.ParamType[float]):
-    """A duration before now, or a time; seconds of the wall clock come out."""
+    """A duration before now, or a time, converted to seconds of the wall clock."""
 
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The moment that `value` names."""
+        """Seconds of the wall clock."""
         if isinstance(value, float):
             return value
         text = str(value).strip()
@@ -46,45 +46,47 @@ class Moment(click.ParamType[float]):
 
 
 def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
-    """`--since`, a moment; `text` is its help."""
-    return click.option("--since", type=Moment(), metavar="DURATION|TIME", help=f"{text}: 90s, 10m, 2h, or a time.")
+    """The option `--since`; `text` begins its help."""
+    return click.option(
+        "--since", type=Moment(), metavar="DURATION|TIME", help=f"{text}: 90s, 10m, 2h, or 2026-11-21T10:00."
+    )
 
 
 def conversation_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Conversations whose name begins so."""
+    """Conversations whose name begins with `incomplete`."""
     from shellback.storage.tables import conversations
 
     return _names(conversations.c.id, incomplete)
 
 
 conversation_option = click.option(
-    "--conversation", "-c", metavar="NAME", help="Only of one conversation.", shell_complete=conversation_names
+    "--conversation", "-c", metavar="NAME", help="Only this conversation.", shell_complete=conversation_names
 )
 
 
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Sessions whose id begins so, the newest first."""
+    """Sessions whose id begins with `incomplete`, the newest first."""
     from shellback.storage.tables import sessions
 
     return _names(sessions.c.id, incomplete, newest=sessions.c.created_at)
 
 
 def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Containers whose name begins so."""
+    """Containers whose name begins with `incomplete`."""
     from shellback.storage.tables import workspaces
 
     return _names(workspaces.c.name, incomplete, workspaces.c.state != "removed")
 
 
 def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Approval requests that wait and whose id begins so."""
+    """Pending approval requests whose id begins with `incomplete`."""
     from shellback.storage.tables import approvals
 
     return _names(approvals.c.id, incomplete, approvals.c.state == "pending")
 
 
 def finding_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Open findings whose id begins so."""
+    """Open findings whose id begins with `incomplete`."""
     from shellback.storage.tables import findings
 
     return _names(findings.c.id, incomplete, findings.c.acknowledged_at.is_(None), newest=findings.c.created_at)
@@ -97,7 +99,7 @@ def _names(
     from shellback.storage.rows import names
 
     with contextlib.suppress(Exception), _within(PATIENCE_S):
-        # Not `opened`: pressing TAB neither makes a state directory nor migrates anything.
+        # Not `opened`: completion neither makes a state directory nor migrates a database.
         database = Database(load_settings().database_url)
         try:
             if database.dialect != "sqlite" or Path(str(database.url.database)).exists():

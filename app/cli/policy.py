@@ -1,4 +1,4 @@
-"""`shellback policy`: what would be said to a command, without starting anything."""
+"""`shellback policy`: how policy judges a command, without starting it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LINE_BYTES: Final = 1 << 20
 _SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
-"""What never stands for a workspace."""
+"""Directories that never count as a workspace."""
 Judged = Callable[[str, str | None], "Judgement"]
 
 profile_option = click.option(
@@ -35,21 +35,23 @@ profile_option = click.option(
     type=click.Choice(["sandbox", "host"]),
     default="sandbox",
     show_default=True,
-    help="Where it would run: a repository's own configuration could run programs on the host.",
+    help="Where the command would run. On the host, a repository's own configuration could run programs.",
 )
 cwd_option = click.option(
     "--cwd",
     metavar="DIR",
-    help="Where it would start. A directory outside WORKSPACE_ROOT stands for the workspace. Default: here.",
+    help="Where the command would start. A directory outside WORKSPACE_ROOT counts as the workspace."
+    " Default: the current directory.",
 )
 
 
 @click.group()
 def policy() -> None:
-    """Show what policy says to commands: read_only passes by itself in a sandbox, the others are asked for or refused.
+    """Show how policy judges commands. Nothing is started.
 
-    The built-in denials, the classification and the rules of POLICY_FILE speak; rules that people saved are in
-    `shellback rules test`. Nothing is started.
+    read_only commands run without a person in a sandbox; other commands need approval or are denied. The built-in
+    denials, the classification and the rules of POLICY_FILE decide. `shellback rules test` also applies the rules that
+    people saved.
 
     \b
       shellback policy check 'git status' 'rm -rf build'
@@ -63,9 +65,10 @@ def policy() -> None:
 @profile_option
 @cwd_option
 def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
-    """Judge each COMMAND, or each JSON line {"command": ..., "cwd": ...} of standard input: one JSON line for each.
+    """Judge each COMMAND, or each line of standard input. Prints one JSON line for each.
 
-    A line that is no such object gets its line too: deny, with the reason. Exit code 0 whatever is said.
+    A line of standard input is {"command": ..., "cwd": ...}. Any other line is judged deny, with the reason. The exit
+    code is 0, whatever the judgements are.
     """
     judge = _judge(profile, cwd)
     if commands:
@@ -73,7 +76,7 @@ def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
             _print(command, judge(command, None))
         return
     if sys.stdin.isatty():
-        raise click.UsageError("give COMMAND, or JSON lines on standard input")
+        raise click.UsageError("no command: give COMMAND, or JSON lines on standard input")
     for line in _lines(sys.stdin.buffer):
         _one(line, judge)
 
@@ -83,7 +86,7 @@ def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
 @profile_option
 @cwd_option
 def explain(command: str, profile: str, cwd: str | None) -> None:
-    """Say to a person what COMMAND is taken for, part by part, and why."""
+    """Explain how COMMAND is judged, segment by segment."""
     judgement = _judge(profile, cwd)(command, None)
     may = [name for name, given in CAPABILITIES[judgement.tier]._asdict().items() if given]
     click.echo(f"{SAID[judgement.verdict]}\n  because {shown(judgement.reason)}")
@@ -99,7 +102,7 @@ def explain(command: str, profile: str, cwd: str | None) -> None:
 
 
 SAID: Final = {
-    "read_only": "passes by itself where a sandbox holds it to reading",
+    "read_only": "runs without a person in a sandbox",
     "needs_approval": "waits for a person",
     "deny": "is refused",
 }
@@ -135,7 +138,7 @@ def _judge(profile: str, cwd: str | None) -> Judged:
 
 
 def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agent: str | None = None) -> Facts:
-    """What rules are asked about where a command were to begin now."""
+    """The facts that rules match, for a command that would start now."""
     return Facts(
         command=command, backend=backend, profile=WORK, conversation_id=conversation, agent=agent, cwd=cwd,
         now=time.time(),
@@ -143,7 +146,7 @@ def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agen
 
 
 def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
-    """What a command in `cwd` would find around it."""
+    """The surroundings of a command in `cwd`."""
     hidden = settings.hidden
     workspace = settings.workspace_root.resolve()
     real = cwd.resolve()
@@ -160,7 +163,7 @@ def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream; what is beyond a line's bound is read and thrown away."""
+    """The lines of a stream; the rest of a line that is too long is read and dropped."""
     while line := stream.readline(LINE_BYTES + 1):
         rest = line
         while len(rest) > LINE_BYTES and not rest.endswith(b"\n"):
@@ -179,13 +182,13 @@ def _one(line: bytes, judge: Judged) -> None:
     except (ValueError, RecursionError) as error:
         return rubbish(f"the line is not JSON: {error}")
     if not isinstance(given, dict):
-        return rubbish('the line is no object; give {"command": "..."}')
+        return rubbish('the line is not a JSON object: give {"command": "..."}')
     fields = cast("dict[str, Any]", given)
     command, cwd = fields.get("command"), fields.get("cwd")
     if not isinstance(command, str):
-        return rubbish("the object has no text under command", command)
+        return rubbish("the object has no text as command", command)
     if cwd is not None and (not isinstance(cwd, str) or "\0" in cwd or cwd != cwd.encode(errors="ignore").decode()):
-        return rubbish("cwd is no path", command)
+        return rubbish("cwd is not a path", command)
     return _print(command, judge(command, cwd))
 
 

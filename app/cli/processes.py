@@ -1,4 +1,4 @@
-"""`shellback ps` and `kill`: the operator's view of processes; it sees every conversation's."""
+"""`shellback ps` and `kill`: the processes of every conversation."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from shellback.cli.shared import (
     opened,
     show,
     table_lines,
+    the_one,
     wants_json,
 )
 from shellback.cli.terminal.screen import confirmed
@@ -41,24 +42,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @conversation_option
-@click.option("--all", "everything", is_flag=True, help="Also what has ended.")
-@click.option("--unknown", "strangers", is_flag=True, help="What the supervisor has and this database does not know.")
+@click.option("--all", "everything", is_flag=True, help="Include ended processes.")
+@click.option(
+    "--unknown", "strangers", is_flag=True, help="List processes that the supervisor has and the database does not."
+)
 @watch_option
 @json_option
 def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool) -> None:
-    """List processes that the agents started, and conversations whose news waits behind a block.
+    """List processes that agents started, and blocked conversations with unread news.
 
     \b
-      shellback ps                 what runs
-      shellback ps --all -c build  also what has ended, of one conversation
-      shellback ps --watch         in place on a terminal; else a line for each change
-      shellback ps --unknown       after the database was restored: what nobody would be told of
+      shellback ps                 running processes
+      shellback ps --all -c build  all processes of one conversation, ended ones too
+      shellback ps --watch         update in place on a terminal; elsewhere one line per change
+      shellback ps --unknown       after the database was restored: processes that it does not know
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.storage import findings as rows
     from shellback.storage import sessions
 
     if strangers and (conversation or everything or watching):
-        raise click.UsageError("--unknown goes alone: what it lists is of no conversation")
+        raise click.UsageError("--unknown excludes --all, --watch and --conversation: it lists unknown processes only")
     with opened() as where:
         if strangers:
             found = unknown.listed(where)
@@ -71,7 +74,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
             )
 
         def lines(found: Sequence[Session]) -> list[str]:
-            none = "no processes" if everything else "no running processes (--all shows those that ended)"
+            none = "no processes" if everything else "no running processes (--all includes ended ones)"
             waiting = where.database.read_now(_behind_blocks)
             said = open_line(where, conversation)
             return [
@@ -117,7 +120,7 @@ def _line(one: Session) -> str:
 
 
 def ending(session: Session) -> str:
-    """How a session ended, in a few words."""
+    """The end of a session in a few words, "not yet" while it lives."""
     return "not yet" if session.end is None else how(session.end)
 
 
@@ -136,42 +139,41 @@ def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
 
 
 def find_session(where: Place, given: str) -> Session:
-    """The one session whose id is `given` or begins with it, on this host.
+    """The session of this host whose id is `given`, or begins with it.
 
     Raises:
-        Refused: None or several do, or it belongs to another host.
+        Refused: No or several ids match, or the session belongs to another host.
     """
     from shellback.storage import sessions
 
-    matching = where.database.read_now(sessions.ids, given, limit=100) if given else []
-    if len(matching) > 1 and given not in matching:
-        raise Refused(f"{given!r} is the beginning of {len(matching)} sessions: give more of it")
-    name = SessionId(given if given in matching else "".join(matching))
-    session = where.database.read_now(sessions.get, name)
+    name = the_one(where.database.read_now(sessions.ids, given, limit=100), given, "sessions")
+    session = where.database.read_now(sessions.get, SessionId(name or ""))
     if session is None:
         raise Refused(f"no session {given!r}: `shellback ps --all` lists them")
     if session.host_id != where.host_id:
-        raise Refused(f"session {session.id} is of host {session.host_id}: do it there, or with its SHELLBACK_HOME")
+        raise Refused(
+            f"session {session.id} belongs to host {session.host_id}: run the command there, or with its SHELLBACK_HOME"
+        )
     return session
 
 
 @click.command()
 @click.argument("ids", metavar="ID...", nargs=-1, shell_complete=session_ids)
-@click.option("--unknown", "strangers", is_flag=True, help="Every process that `shellback ps --unknown` lists.")
-@click.option("--yes", is_flag=True, help="With --unknown: do not ask.")
+@click.option("--unknown", "strangers", is_flag=True, help="End every process that `shellback ps --unknown` lists.")
+@click.option("--yes", is_flag=True, help="With --unknown: do not ask for confirmation.")
 @json_option
 def kill(ids: tuple[str, ...], strangers: bool, yes: bool) -> None:
-    """End processes and everything they started: SIGTERM, two seconds later SIGKILL. The agent hears of it.
+    """End processes and everything they started: SIGTERM, and after two seconds SIGKILL. The agent is told.
 
-    ID may be the beginning of one. A session that has ended is left alone: exit code 2, and how it ended. One that the
-    database does not know is ended too, and no conversation is told.
+    The beginning of an ID is enough. If a session has ended already, nothing is signalled: the command prints how it
+    ended; exit code 2. A process that the database does not know is ended too, and no conversation is told.
 
     \b
       shellback kill xtmc
-      shellback kill --unknown     all that an older database does not know
+      shellback kill --unknown     every process that the database does not know
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if bool(ids) == strangers:
-        raise click.UsageError("give the ID of a process, or --unknown for all that the database does not know")
+        raise click.UsageError("give either IDs of processes, or --unknown")
     with opened() as where:
         wanted = _all_unknown(where, yes=yes) if strangers else list(ids)
         done: list[_Ended] = []
@@ -189,7 +191,7 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool) -> None:
         show(facts[0] if len(ids) == 1 else facts, said)
     left = [str(pid) for one in done for pid in one.survivors]
     if left:
-        wrong.append(f"still there after SIGKILL: {', '.join(left)}; only the kernel holds them now")
+        wrong.append(f"still running after SIGKILL: {', '.join(left)}; they end when the kernel releases them")
     if wrong:
         raise Refused("; ".join(wrong))
 
@@ -198,7 +200,7 @@ def _all_unknown(where: Place, *, yes: bool) -> list[str]:
     found = unknown.listed(where)
     if not (yes if found else wants_json()):
         click.echo("\n".join(unknown.lines(found)), err=True)
-    if found and not yes and not confirmed(f"End {len(found)} process(es), and tell no conversation?"):
+    if found and not yes and not confirmed(f"End {len(found)} process(es), without telling any conversation?"):
         raise click.Abort
     return [one.id for one in found]
 
@@ -208,30 +210,30 @@ class _Ended(NamedTuple):
     survivors: list[int]
     said: str
     settles: bool = False
-    """Whether it was one that a restored backup had left to a person."""
+    """Whether a restored backup had left the process to a person."""
 
 
 def _end(where: Place, given: str) -> _Ended:
     from shellback.storage import sessions
 
-    gone = "is gone, with everything it started"
+    gone = "ended, with everything it started"
     if not where.database.read_now(sessions.ids, given, limit=1):
         one = unknown.find(where, given)
-        said = f"{gone}; this database does not know it, so no conversation is told"
+        said = f"{gone}; the database does not know it, so no conversation is told"
         return _Ended(one.id, unknown.end(where, one), said, settles=True)
     session = find_session(where, given)
-    # One that was given up as lost may run all the same: whoever watches over it knows.
+    # A session recorded as lost may still be running: its supervisor knows.
     if not session.live and session.state.value != "lost":
         raise Refused(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
     survivors = asked(where, lambda client: _kill(client, session, lambda: unknown.give_up(where, session)))
     if survivors is not None:
         return _Ended(session.id, survivors, gone)
-    said = "is settled as lost: this state directory does not know it, and no process of it lives. Its agent is told"
+    said = "recorded as lost: this state directory does not know it, and no process of it runs. Its agent is told"
     return _Ended(session.id, [], said, settles=True)
 
 
 async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], bool]) -> list[int] | None:
-    """End what runs; None for what `give_up` has settled because nothing is known of it."""
+    """End the session and return its survivors; None if the supervisor does not know it and `give_up` settled it."""
     try:
         await client.connect()
         record = (await client.status(session.id)).get("record")
@@ -243,14 +245,14 @@ async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], 
         left = await client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
     except (SessionNotFound, SupervisorUnreachable) as error:
         if session.end is not None:
-            said = f"session {session.id} has ended already: {ending(session)}. Nothing of it runs here"
+            said = f"session {session.id} has ended already: {ending(session)}. No process of it runs here"
             raise Refused(said) from None
         if isinstance(error, SessionNotFound) and await asyncio.to_thread(give_up):
             return None
         raise Refused(
-            f"no supervisor on this host runs session {session.id}, so nothing was signalled: start a worker "
-            f"(shellback worker), which finds out how it ended ({error})"
+            f"no supervisor on this host runs session {session.id}, so nothing was signalled ({error}): start a worker "
+            "(shellback worker), which finds out how it ended"
         ) from None
     except TaskCompleted:
-        raise Refused(f"session {session.id} has ended this moment. Nothing was signalled") from None
+        raise Refused(f"session {session.id} has just ended. Nothing was signalled") from None
     return list(left)

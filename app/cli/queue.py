@@ -1,4 +1,4 @@
-"""`shellback queue`: what waits, what runs, what is blocked."""
+"""`shellback queue`: waiting items, running turns, blocked conversations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
 
 _REMEDIES = {
-    "approval": "`shellback approvals list`",
-    "wake_limit": "a message lets it go on: `shellback send -c NAME TEXT`",
-    "set_aside": "a message lets it try again: `shellback send -c NAME TEXT`",
+    "approval": "decide: `shellback approvals list`",
+    "wake_limit": "continue with a message: `shellback send -c NAME TEXT`",
+    "set_aside": "retry with a message: `shellback send -c NAME TEXT`",
 }
 
 
 @click.command()
-@click.option("--all-hosts", is_flag=True, help="Of every host of this database.")
+@click.option("--all-hosts", is_flag=True, help="Include every host of this database.")
 @json_option
 def queue(all_hosts: bool) -> None:
-    """Show the backlog by priority and age, the turns that run, and the conversations that are blocked.
+    """Show waiting items by priority and age, running turns, and blocked conversations.
 
-    An item that waits runs when a slot is free, most urgent first. A blocked conversation takes none until
-    somebody acts; what to do is said beside it.
+    A waiting item runs when a slot is free, the most urgent first. A blocked conversation takes no items until a person
+    acts; the last column says what to do.
 
     \b
       shellback queue
@@ -46,8 +46,8 @@ def _lines(found: Backlog, *, hosts: bool) -> list[str]:
     now = time.time()
     host: dict[str, str] = {"HOST": "host_id"} if hosts else {}
     if not (found.waiting or found.running or found.blocked):
-        return ["nothing waits, nothing runs, nothing is blocked"]
-    lines = ["nothing waits"]
+        return ["no waiting items, no running turns, no blocked conversations"]
+    lines = ["no waiting items"]
     if found.waiting:
         waiting: Columns[Waiting] = {
             "WAITING": "priority",

@@ -1,4 +1,4 @@
-"""`shellback rules`: what may run, has to be asked for, or is refused, because somebody said so beforehand."""
+"""`shellback rules`: verdicts for certain commands, given in advance."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from shellback.storage.rules import Saved
+    from shellback.work.approvals.event import Event
 
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
@@ -31,10 +32,10 @@ _PLACES: Final = [name for name in KINDS if name not in CONTAINED]
 
 @click.group()
 def rules() -> None:
-    """List, add, revoke or try the rules about commands.
+    """List, add, revoke or test the rules about commands.
 
-    Those of POLICY_FILE and those that people saved hold together: deny goes before ask, ask before allow. An allow
-    decides only where every command of a line is allowed or only reads.
+    The rules of POLICY_FILE and the saved rules apply together: deny before ask, ask before allow. An allow decides
+    only if every command of the line is allowed or read-only.
 
     \b
       shellback rules list
@@ -46,10 +47,10 @@ def rules() -> None:
 
 
 @rules.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also those that were revoked or have expired lately.")
+@click.option("--all", "everything", is_flag=True, help="Include rules that were revoked or expired lately.")
 @json_option
 def list_(everything: bool) -> None:
-    """List the rules in force: the operator's file first, then those that people saved, with their uses."""
+    """List the rules in force: first those of POLICY_FILE, then the saved rules with their uses."""
     from shellback.exec.policy.rules.file import load
     from shellback.storage import rules as store
 
@@ -64,7 +65,7 @@ def list_(everything: bool) -> None:
         by = f"    by {shown_line(one.rule.owner)} {stamp(one.rule.created_at)}, used {one.rule.uses} times{used}"
         lines.append(f"{one.rule.id}  {shown_line(one.rule.described())}{_noted(one.rule)}")
         lines.append(by + (ended if one.state != "active" else ""))
-    none = "no rules: read-only commands pass by themselves in the sandbox, all others are asked for"
+    none = "no rules: read-only commands run without a person in a sandbox, all others need approval"
     facts = [*(_facts(rule) for rule in written), *(_saved_facts(one) for one in saved)]
     show(facts, lines or [none])
 
@@ -72,18 +73,22 @@ def list_(everything: bool) -> None:
 @rules.command()
 @click.argument("effect", type=click.Choice(["allow", "ask", "deny"]))
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- WORD...")
-@click.option("--prefix/--exact", "begins", default=None, help="Whatever follows too, or these words alone.")
+@click.option("--prefix/--exact", "begins", default=None, help="Match further words too, or only these words.")
 @click.option(
-    "--tier", type=click.Choice(["read_only", "read_write", "admin"]), help="Allow: up to it; others: from it."
+    "--tier",
+    type=click.Choice(["read_only", "read_write", "admin"]),
+    help="An allow matches up to this tier; an ask or deny matches from this tier on.",
 )
-@click.option("--path", "paths", multiple=True, metavar="GLOB", help="Only of these files; may be repeated.")
-@click.option("--piped", is_flag=True, help="An allow also behind a pipe, whatever comes through it.")
-@click.option("--cwd", metavar="DIR", help="Only there.")
-@click.option("--backend", metavar="NAME", help="Only there: bubblewrap, host.")
+@click.option("--path", "paths", multiple=True, metavar="GLOB", help="Only for these files; may be repeated.")
+@click.option("--piped", is_flag=True, help="An allow also matches behind a pipe, whatever its input.")
+@click.option("--cwd", metavar="DIR", help="Only for commands that start in this directory.")
+@click.option("--backend", metavar="NAME", help="Only for this backend: bubblewrap, host.")
 @click.option("--agent", metavar="NAME", help="Only for this agent.")
 @conversation_option
-@click.option("--note", metavar="TEXT", help="Why; shown wherever the rule is.")
-@click.option("--days", type=click.IntRange(1, 365), help=f"So long it holds; {DAYS} for an allow, else for good.")
+@click.option("--note", metavar="TEXT", help="Purpose of the rule; shown with it.")
+@click.option(
+    "--days", type=click.IntRange(1, 365), help=f"Days until it expires. Default: {DAYS} for an allow, else never."
+)
 @json_option
 def add(  # noqa: PLR0913, PLR0917 - what a rule has
     effect: Effect,
@@ -99,10 +104,10 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     note: str | None,
     days: int | None,
 ) -> None:
-    """Save a rule about commands that begin with these WORDs, `*` being any one word.
+    """Save a rule about commands that begin with these WORDs; `*` matches any one word.
 
-    Give the words behind `--`, so that their options are not taken for ours. An allow holds for exactly these words,
-    unless --prefix; an ask or deny for whatever follows too, unless --exact.
+    Write the words after `--`, so that their options are not taken as options of shellback. Without --prefix or
+    --exact, an allow matches only these words, and an ask or deny also matches further words.
     """
     from shellback.exec.policy.rules.file import objection
 
@@ -138,38 +143,40 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
 def kept(
     conn: sa.Connection, made: Sequence[Rule], *, conversation: str | None, request_id: str | None = None
 ) -> Sequence[Rule]:
-    """Save rules, and say so in the audit."""
+    """Save rules, with an audit entry for each."""
     from shellback.storage import rules as store
-    from shellback.work.approvals import audit
 
     saved = store.add(conn, made)
     for rule in saved:
-        entry = audit.Entry(
-            event="rule_added", conversation_id=conversation, request_id=request_id, rule=rule.id, done_by=me(),
-            surface="cli", reason=rule.described(),
-        )  # fmt: skip
-        audit.note(conn, entry)
+        _audited(conn, "rule_added", rule, conversation, request_id)
     return saved
+
+
+def _audited(
+    conn: sa.Connection, event: Event, rule: Rule, conversation: str | None, request_id: str | None = None
+) -> None:
+    from shellback.work.approvals import audit
+
+    entry = audit.Entry(
+        event=event, conversation_id=conversation, request_id=request_id, rule=rule.id, done_by=me(), surface="cli",
+        reason=rule.described(),
+    )  # fmt: skip
+    audit.note(conn, entry)
 
 
 @rules.command()
 @click.argument("rule_id", metavar="ID")
 @json_option
 def revoke(rule_id: str) -> None:
-    """End a saved rule for good, from the next command on; ID may be the beginning of one.
+    """Revoke a saved rule for good, from the next command on. The beginning of an ID is enough.
 
-    What the rule has let start runs on.
+    Processes that the rule allowed keep running.
     """
     from shellback.storage import rules as store
-    from shellback.work.approvals import audit
 
     def end(conn: sa.Connection) -> Saved:
         ended = store.revoke(conn, rule_id, by=me())
-        entry = audit.Entry(
-            event="rule_revoked", conversation_id=ended.rule.match.conversation_id, rule=ended.rule.id, done_by=me(),
-            surface="cli", reason=ended.rule.described(),
-        )  # fmt: skip
-        audit.note(conn, entry)
+        _audited(conn, "rule_revoked", ended.rule, ended.rule.match.conversation_id)
         return ended
 
     with opened() as where:
@@ -180,13 +187,15 @@ def revoke(rule_id: str) -> None:
 
 @rules.command()
 @click.argument("command")
-@click.option("--backend", type=click.Choice(_PLACES), default=_PLACES[0], show_default=True)
-@click.option("--cwd", metavar="DIR", help="Where it would start. Default: here.")
-@click.option("--agent", metavar="NAME", help="As this agent.")
-@conversation_option
+@click.option(
+    "--backend", type=click.Choice(_PLACES), default=_PLACES[0], show_default=True, help="Where it would run."
+)
+@click.option("--cwd", metavar="DIR", help="Where it would start. Default: the current directory.")
+@click.option("--agent", metavar="NAME", help="Apply the rules for this agent.")
+@click.option("--conversation", "-c", metavar="NAME", help="Apply the rules for this conversation.")
 @json_option
 def test(command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None) -> None:
-    """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
+    """Show which rule decides about COMMAND or, if none does, how it is judged. Nothing is started."""
     from shellback.exec.policy.judge import judged
     from shellback.exec.policy.rules.file import load
     from shellback.storage import rules as store
@@ -208,8 +217,8 @@ def test(command: str, backend: str, cwd: str | None, agent: str | None, convers
         "reason": hit.reason if hit else judgement.reason,
         "verdict": judgement.verdict,
     }
-    why = "no rule may change that" if denied else "no rule decides"
-    said = f"{why}; it {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}"
+    why = "no rule can change this verdict" if denied else "no rule decides"
+    said = f"{why}; the command {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}"
     show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said])
 
 
@@ -245,5 +254,4 @@ def _saved_facts(saved: Saved) -> dict[str, Any]:
 
 
 def _match(match: Match) -> dict[str, Any]:
-    given = ((key, str(value) if key == "tier" else value) for key, value in asdict(match).items() if value)
-    return dict(given)
+    return {key: str(value) if key == "tier" else value for key, value in asdict(match).items() if value}

@@ -1,4 +1,4 @@
-"""`shellback sandbox`: where commands run here, what was seen to hold them there, and a command to try it with."""
+"""`shellback sandbox`: where commands run, which limits hold there, and a way to run a command there."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NOT_FOUND: Final = 127
 @json_option
 @click.pass_context
 def sandbox(ctx: click.Context) -> None:
-    """Show where commands run: the backend, why that one, what is in force in it, seen by a real try.
+    """Show where commands run: the backend, why it was chosen, and which protections a test command found in force.
 
-    BACKEND chooses, NETWORK, SANDBOX_READABLE, SECRET_PATHS and the bounds SANDBOX_... shape it; .env.example has
-    them all. Exit code 2 when commands cannot run here.
+    BACKEND chooses the backend; NETWORK, SANDBOX_READABLE, SECRET_PATHS and the limits SANDBOX_... configure it, see
+    .env.example. Exit code 2 if commands cannot run here.
 
     \b
       shellback sandbox
@@ -47,7 +47,7 @@ def sandbox(ctx: click.Context) -> None:
     with a_workspace(settings) as (workspace, new):
         shown = facts(settings, choose(settings, workspace))
     if new:
-        shown["workspace"] = f"{settings.workspace_root} (`chat` and `worker` will make it)"
+        shown["workspace"] = f"{settings.workspace_root} (`chat` or `worker` will create it)"
     if wants_json():
         print_json(shown)
         return
@@ -58,7 +58,7 @@ def sandbox(ctx: click.Context) -> None:
 
 
 def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
-    """What there is to know about where commands run, for people and programs."""
+    """The facts about the backend, for people and programs."""
     backend = chosen.backend
     shown: dict[str, Any] = {
         "backend": backend.name,
@@ -80,7 +80,7 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
             "start_ms": chosen.found.start_ms,
         }
     else:
-        shown["in_force"] = ["nothing: commands can do whatever their user may do on this machine"]
+        shown["in_force"] = ["nothing: commands can do everything that their user may do on this machine"]
     shown["model"] = backend.description
     return shown
 
@@ -97,18 +97,20 @@ def _lines(value: object) -> Sequence[str]:
     type=click.Choice([WORK, READ_ONLY]),
     default=WORK,
     show_default=True,
-    help="work may write the workspace; read_only writes nothing but its own /tmp and has no network.",
+    help="work may write the workspace; read_only may write only its own /tmp and has no network.",
 )
 @json_flag("Print the outcome as JSON, with at most 64 KiB of output.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(profile: str, command: tuple[str, ...]) -> None:
-    """Run a command in a sandbox like those of agents, made for it and gone with it: why does my tool not work there?
+    """Run a command in a sandbox like an agent's, for example to see why a tool does not work there.
 
-    One argument is a line for bash, as agents give it; several are a program and its arguments. It starts in the
-    current directory if that is in the workspace, else in the workspace. It has your terminal, ends with Ctrl-C, and
-    its exit code is the command's (128 + n for signal n). With BACKEND=podman or docker it is a container,
-    and Ctrl-C without a terminal ends all of it. Whatever it leaves running is ended, its /tmp is forgotten;
-    what it changes in the workspace stays. What agents may not make there, it may: nothing stands in for it.
+    One argument is a line for bash, as agents give it; several are a program and its arguments. The command starts in
+    the current directory if that is in the workspace, else in the workspace. It uses your terminal, and Ctrl-C ends it.
+    The exit code is the command's, or 128 + n for signal n.
+
+    The sandbox (with BACKEND=podman or docker a container) exists for this command only. Remaining processes are ended
+    and its /tmp is deleted; changes in the workspace stay. Without a terminal, Ctrl-C ends the whole container. Unlike
+    a command of an agent, this one can create protected files that do not exist yet.
 
     \b
       shellback sandbox run 'which node; echo $PATH; ls -l /usr/local'
@@ -143,7 +145,7 @@ def _cwd(backend: Backend) -> str | None:
 
 @contextlib.contextmanager
 def _streams() -> Generator[list[int]]:
-    """Our own three, under numbers that stay free for the trial's; what is closed is /dev/null."""
+    """Duplicates of our standard streams, so that the trial can use 0 to 2; a closed stream becomes /dev/null."""
     found: list[int] = []
     try:
         for number in (0, 1, 2):

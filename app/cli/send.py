@@ -32,17 +32,19 @@ NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shel
 
 
 @click.command()
-@click.option("--conversation", "-c", required=True, metavar="NAME", help="Which conversation; a new name begins one.")
-@click.option("--wait", is_flag=True, help="Wait for the answer; the exit code says what came of it.")
+@click.option("--conversation", "-c", required=True, metavar="NAME", help="The conversation; a new name begins one.")
+@click.option("--wait", is_flag=True, help="Wait for the answer; the exit code tells the outcome.")
 @click.option(
     "--priority",
     type=click.Choice(["critical", "high", "normal", "low", "idle"], case_sensitive=False),
     default="normal",
     show_default=True,
-    help="How urgent the turn is.",
+    help="Priority of the turn.",
 )
-@click.option("--interrupt", is_flag=True, help="Deny what waits for approval as superseded, and be heard at once.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds to --wait.")
+@click.option(
+    "--interrupt", is_flag=True, help="Deny the calls that wait for approval, so that the message is handled at once."
+)
+@click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds for --wait.")
 @json_option
 @click.argument("text")
 def send(
@@ -53,12 +55,12 @@ def send(
     timeout: float,
     text: str,
 ) -> None:
-    """Send TEXT to a conversation ("-" reads it from standard input).
+    """Send TEXT to a conversation; "-" reads TEXT from standard input.
 
-    The message is kept and its turn enqueued before this returns, whether or not a worker runs.
+    The message is stored and its turn is enqueued before the command returns, whether or not a worker runs.
 
-    With --wait the exit code is 0 with the answer, 3 when a call waits for approval, 4 when the conversation is set
-    aside, 5 when the turn failed, 6 when it was stopped, 7 when a call of it was denied, 8 when its budget is used up.
+    With --wait the exit code is 0 with the answer, 3 if a call waits for approval, 4 if the conversation is set
+    aside, 5 if the turn failed, 6 if it was stopped, 7 if one of its calls was denied, 8 if its budget is used up.
 
     \b
       shellback send -c build --wait '$ make -j4 &'
@@ -109,7 +111,7 @@ def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any])
     fate = until(
         waiting.look,
         timeout,
-        f"no answer within {timeout:g} s. The message is kept (item {sent.item_id}) and will be heard; "
+        f"no answer within {timeout:g} s. The message is stored (item {sent.item_id}) and will be answered; "
         "`shellback doctor` says whether a worker runs",
     )
     facts["outcome"] = fate
@@ -138,12 +140,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
             yield from folded(request["shown"].split("\n"), columns())
             yield f"  shellback approvals approve {request['id']}   (or: deny {request['id']} --reason ...)"
     elif facts.get("outcome") == "set_aside":
-        click.echo("this conversation is set aside after failed turns; write again to try again", err=True)
+        click.echo("this conversation is set aside after failed turns; send a message to try again", err=True)
     else:
-        yield f"kept as {facts['item']}"
+        yield f"stored as {facts['item']}"
         if facts["pending_approvals"]:
             yield (
-                f"{facts['pending_approvals']} call(s) wait for approval; the message is heard after them. "
+                f"{facts['pending_approvals']} call(s) wait for approval; the agent gets the message after them. "
                 "See `shellback approvals list`, or send with --interrupt."
             )
 
@@ -152,7 +154,7 @@ Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pend
 
 
 class Waiting:
-    """Looks where one message is, without being misled by what its conversation was blocked for before it."""
+    """Reads the outcome of one message, ignoring a block that its conversation had before."""
 
     def __init__(self, database: Database, sent: Sent) -> None:
         self._database = database
@@ -162,7 +164,7 @@ class Waiting:
         self.requests: list[Request] = []
 
     def look(self) -> Fate | None:
-        """What became of it; None while it is waiting or being worked on. Sets `answer` or `requests`."""
+        """The outcome; None while the message waits or its turn runs. Sets `answer` or `requests`."""
         fate: Fate | None = self._database.read_now(self._look)
         return fate
 
@@ -180,7 +182,7 @@ class Waiting:
                 case _:
                     return "denied" if heard.denied else "answered"
         if heard.blocked == "approval":
-            # Decided calls leave it blocked until their turn begins; then nobody is waited for.
+            # After the decision it stays blocked until its turn begins, but no request is pending.
             self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")
             return "pending_approval" if self.requests else None
         if heard.blocked == "set_aside":

@@ -1,4 +1,4 @@
-"""`shellback config`, `doctor`, `migrate`, `prune`, `completion`: what Shellback has here, needs, and can let go."""
+"""`shellback config`, `doctor`, `migrate`, `prune`, `completion`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 @click.command()
-@click.option("--changed", is_flag=True, help="Only what is not at its default.")
+@click.option("--changed", is_flag=True, help="Only settings that the environment or .env sets.")
 @json_option
 def config(changed: bool) -> None:
-    """Show every setting with its value and where it came from; passwords and keys are not shown.
+    """Show every setting, its value and its source; passwords and keys are hidden.
 
-    The environment wins over .env in the current directory, which wins over the default. Names in .env that
-    look like a setting and are none are pointed out; .env.example says what each setting does.
+    The environment wins over .env in the current directory, and .env wins over the default. Names in .env that resemble
+    a setting are reported. .env.example explains each setting.
 
     \b
       shellback config
@@ -52,18 +52,18 @@ def config(changed: bool) -> None:
     facts = {"settings": rows, "passed_on": list(found.passed_on), "doubtful": dict(found.doubtful)}
     show(facts, lines)
     for name, meant in () if wants_json() else found.doubtful.items():
-        click.echo(f"{visible_line(name)} in .env is no setting: {meant} is one. Was that meant?", err=True)
+        click.echo(f"{visible_line(name)} in .env is not a setting: did you mean {meant}?", err=True)
 
 
 def _written(row: dict[str, Any]) -> str | None:
-    """The value of a setting as one writes it into `.env`; None where it is empty."""
+    """The value of a setting as written in `.env`; None if it is empty."""
     value = row["value"]
     text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
     return None if text is None or text == "" else str(text)
 
 
 def _values(settings: Settings) -> list[tuple[str, Any, str]]:
-    """Name, value fit to be shown, and what is allowed, of every setting."""
+    """Name, value without secrets, and allowed values of every setting."""
     from shellback.settings import shown_url
 
     shown: list[tuple[str, Any, str]] = []
@@ -80,14 +80,14 @@ def _values(settings: Settings) -> list[tuple[str, Any, str]]:
 
 
 @click.command()
-@click.option("--live", is_flag=True, help="Only whether the worker here is up: heartbeat, queues, supervisor.")
+@click.option("--live", is_flag=True, help="Check only whether the worker is up: heartbeat, queues, supervisor.")
 @json_option
 def doctor(live: bool) -> None:
-    """Look at everything a worker needs and say what is wrong and what to do.
+    """Check everything that a worker needs; name each problem and its remedy.
 
-    It changes nothing, except that it makes the state directory. Exit code 0 when nothing fails, 2 otherwise.
+    Nothing is changed, except that the state directory is created. Exit code 0 if no check fails, else 2.
 
-    With --live it is quick, and made for a container or a monitor to call again and again.
+    --live is quick: use it as the health check of a container or monitor.
     """
     from shellback.checks import all_checks, live_checks
 
@@ -102,12 +102,12 @@ def doctor(live: bool) -> None:
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Change nothing; exit 0 when the tables fit, 2 when not.")
+@click.option("--check", is_flag=True, help="Change nothing; exit code 0 if the tables are current, else 2.")
 @json_option
 def migrate(check: bool) -> None:
-    """Create or upgrade the tables in DATABASE_URL: ours and those of DBOS.
+    """Create or upgrade the tables in DATABASE_URL: those of Shellback and of DBOS.
 
-    Running it again changes nothing. On SQLite every command does it by itself.
+    Running it again changes nothing. On SQLite every command migrates by itself.
     """
     from shellback.storage import schema
     from shellback.wiring import wiring
@@ -129,11 +129,11 @@ def migrate(check: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the script that makes the shell complete commands, options, conversations and sessions.
+    """Print the completion script for a shell: it completes commands, options, conversations and sessions.
 
     \b
       bash: shellback completion bash > ~/.local/share/bash-completion/completions/shellback
-      zsh:  shellback completion zsh > a file in a directory of $fpath, named _shellback
+      zsh:  shellback completion zsh > DIR/_shellback, where DIR is in $fpath
       fish: shellback completion fish > ~/.config/fish/completions/shellback.fish
     or, for this shell alone:
       source <(shellback completion bash)
@@ -142,42 +142,44 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     if kind is None:
-        raise Refused(f"this version of click knows no completion for {shell}: install a newer one")
-    # Click looks at the version of the bash that is on PATH, if there is one; the script is the same in any case.
+        raise Refused(f"the installed version of click has no completion for {shell}: install a newer one")
+    # Click checks the version of bash on PATH; the script does not depend on it.
     maker = kind(click.get_current_context().find_root().command, {}, "shellback", "_SHELLBACK_COMPLETE")
     click.echo(maker.source_template % maker.source_vars())
 
 
 class Age(click.ParamType[float]):
-    """`12h`, `30d`, `6w` as seconds; an hour at least, because turns that are being repeated need what they left."""
+    """`12h`, `30d`, `6w` as seconds; at least an hour, because turns that are replayed need their rows."""
 
     name = "age"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse it; what is no age is a usage error."""
+        """Seconds; any other text is a usage error."""
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d{1,5})([hdw])", str(value).strip())
         if found is None or int(found[1]) * _UNITS[found[2]] < _LEAST_S:
             self.fail(
-                f"{value!r} is no age: give hours, days or weeks, say 12h, 30d or 6w; 1h is the least", param, ctx
+                f"{value!r} is not an age: give hours, days or weeks, for example 12h, 30d or 6w; at least 1h",
+                param,
+                ctx,
             )
         return int(found[1]) * _UNITS[found[2]]
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
-@click.option("--older-than", type=Age(), metavar="AGE", help="Instead of RETAIN_DAYS: 12h, 30d, 6w.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
+@click.option("--older-than", type=Age(), metavar="AGE", help="Use this age instead of RETAIN_DAYS: 12h, 30d, 6w.")
 @json_option
 def prune(dry_run: bool, older_than: float | None) -> None:
-    """Forget what is old: heard messages, ended turns and sessions, settled approvals, idle conversations.
+    """Delete old data: heard messages, ended turns and sessions, settled approvals, idle conversations.
 
-    Nothing goes that lives, waits or has yet to be heard, and no session before its log. A worker does this by itself
-    each hour; both at once is fine.
+    Live, waiting and unheard data is kept, and a session is kept as long as its log. A worker prunes every hour;
+    running this command at the same time is safe.
 
     \b
-      shellback prune --dry-run          what RETAIN_DAYS would let go now
-      shellback prune --older-than 7d    all but the last week
+      shellback prune --dry-run          what RETAIN_DAYS would delete now
+      shellback prune --older-than 7d    delete everything older than a week
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.wiring import wiring
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_S: Final = 0.05
 Columns = dict[str, str | Callable[[T], object]]
-"""Of a table, by heading: an attribute of a row, or what a function says of one."""
+"""The columns of a table by heading: the name of an attribute of a row, or a function of a row."""
 
 DONE: Final = 0
 CANNOT: Final = 2
@@ -41,16 +41,16 @@ INTERRUPTED: Final = 130
 
 MEANING: Final = {
     DONE: "done, or answered",
-    CANNOT: "cannot be done; the message says why and what to do",
+    CANNOT: "cannot be done (the message names cause and remedy)",
     PENDING: "a call waits for approval",
     SET_ASIDE: "the conversation is set aside",
-    FAILED: "the turn failed; the answer says why",
+    FAILED: "the turn failed (the answer says why)",
     STOPPED: "a person stopped the turn",
-    DENIED: "answered, but a call of it was denied, by a person, a rule or in time",
+    DENIED: "answered, but a person, a rule or the expiry denied a call",
     OUT_OF_BUDGET: "the turn's requests, tokens or time are used up",
     INTERRUPTED: "ended by Ctrl-C",
 }
-"""Exit codes: one table, for `--help`, the documents and whoever calls it from a script."""
+"""Exit codes, for `--help` and the documents."""
 OF_A_FATE: Final = {
     "pending_approval": PENDING,
     "set_aside": SET_ASIDE,
@@ -59,11 +59,11 @@ OF_A_FATE: Final = {
     "denied": DENIED,
     "out_of_budget": OUT_OF_BUDGET,
 }
-"""Of what became of a message; all else is 0."""
+"""The exit code of each outcome of a message; every other outcome is 0."""
 
 
 def json_flag(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
-    """`--json`, which `wants_json` tells of; `text` is its help."""
+    """The option `--json`, which `wants_json` reads; `text` is its help."""
 
     def note(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.meta["json"] = value
@@ -71,11 +71,11 @@ def json_flag(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]
     return click.option("--json", is_flag=True, expose_value=False, callback=note, help=text)
 
 
-json_option = json_flag("Print facts as JSON instead of text.")
+json_option = json_flag("Print JSON instead of text.")
 
 
 def wants_json() -> bool:
-    """Whether the command that runs was told to print JSON."""
+    """Whether `--json` was given to the running command."""
     return (ctx := click.get_current_context(silent=True)) is not None and ctx.meta.get("json", False)
 
 
@@ -85,17 +85,17 @@ class Refused(click.ClickException):
     exit_code = CANNOT
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it as every error of ours: one beginning, no trace."""
+        """Print the error as `complain` does, without a trace."""
         complain(self.format_message(), file)
 
 
 def complain(text: str, file: IO[Any] | None = None) -> None:
-    """Print an error as every one of ours, on standard error: nothing in it begins a line but the first word."""
+    """Print an error on standard error. Only its first line begins in the first column."""
     click.echo("shellback: " + text.replace("\n", "\n  "), file=file, err=file is None, color=True)
 
 
 def known_error(error: Exception) -> str | None:
-    """The text of an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
+    """The text of an error that names its cause and remedy; None for a bug, which gets its trace."""
     from shellback.agent.errors import AgentError
     from shellback.exec.core.errors import ExecError
     from shellback.settings import SettingsError
@@ -111,13 +111,13 @@ def known_error(error: Exception) -> str | None:
 
 
 _OF_THE_MACHINE: Final = {
-    errno.ENOSPC: "make room",
+    errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room in the quota",
-    errno.EROFS: "it is read-only: name another place",
+    errno.EROFS: "choose a path that can be written",
     errno.EACCES: "check the owner and the mode",
     errno.EPERM: "check the owner and the mode",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "the machine has no file descriptors left: end something",
+    errno.ENFILE: "end some processes, because the machine has no file descriptors left",
 }
 
 
@@ -129,7 +129,7 @@ def _surroundings(error: Exception) -> str | None:
 
 
 def _in_a_driver(error: Exception) -> str | None:
-    """What a database's error means that came through somebody else's connection, say that of DBOS."""
+    """The meaning of a database error that came through a connection not ours, for example DBOS's."""
     if "sqlalchemy" not in sys.modules:
         return None
     from shellback.storage.failures import failure_of
@@ -142,7 +142,7 @@ def _in_a_driver(error: Exception) -> str | None:
 
 
 def me() -> str:
-    """The name of whoever runs this program, for the record."""
+    """The name of the user of this program."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name
@@ -150,10 +150,10 @@ def me() -> str:
 
 
 def utf8(text: str, what: str) -> str:
-    """`text` as it came from a command line, if it was UTF-8 there.
+    """`text` of the command line, if it was given as UTF-8.
 
     Raises:
-        Refused: It was not.
+        Refused: It was not UTF-8; `what` names it.
     """
     try:
         text.encode()
@@ -163,7 +163,7 @@ def utf8(text: str, what: str) -> str:
 
 
 def load_settings() -> Settings:
-    """The settings; a wrong one ends the command with its name, value and what is allowed."""
+    """The settings; a wrong one ends the command and names itself, its value and the allowed values."""
     from shellback.settings import Settings
 
     return Settings.load()
@@ -178,11 +178,23 @@ def opened(settings: Settings | None = None) -> Generator[Place]:
         yield where
 
 
-def until(look: Callable[[], T | None], seconds: float, late: str) -> T:
-    """What `look` finds, looking again and again.
+def the_one(names: Iterable[str], given: str, what: str) -> str | None:
+    """The one of `names` that is `given` or begins with it; None if there is none.
 
     Raises:
-        Refused: Nothing was found in time; `late` says so.
+        Refused: Several names begin with `given`; `what` names their kind.
+    """
+    matching = {name for name in names if given and name.startswith(given)}
+    if len(matching) > 1 and given not in matching:
+        raise Refused(f"{given!r} is the beginning of {len(matching)} {what}: give more of it")
+    return given if given in matching else next(iter(matching), None)
+
+
+def until(look: Callable[[], T | None], seconds: float, late: str) -> T:
+    """Call `look` until it returns something, and return that.
+
+    Raises:
+        Refused: It returned nothing in time; the message is `late`.
     """
     deadline = time.monotonic() + seconds
     while (found := look()) is None:
@@ -206,12 +218,12 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.S
 def asked(
     where: Place,
     ask: Callable[[SupervisorPort], Awaitable[T]],
-    absent: str = "{error}: a worker starts one (shellback worker), which takes over what is there",
+    absent: str = "{error}: start a worker (shellback worker), which starts a supervisor",
 ) -> T:
-    """What the supervisors of this host answer.
+    """The answer of this host's supervisors.
 
     Raises:
-        Refused: None runs; `absent` says so, with the error.
+        Refused: None runs; the message is `absent` with the error.
     """
     import asyncio
 
@@ -225,12 +237,12 @@ def asked(
 
 
 def columns() -> int | None:
-    """How wide the terminal of standard output is; None where there is none, and no line is folded."""
+    """The width of standard output's terminal; None if it is no terminal: then no line is folded."""
     return (os.get_terminal_size(sys.stdout.fileno()).columns or 80) if sys.stdout.isatty() else None
 
 
 def json_text(value: object) -> str:
-    """One JSON document on a line, in visible ASCII: what no terminal should get is escaped as JSON does."""
+    """One JSON document on one line, in printable ASCII."""
     return json.dumps(value, default=str).replace("\x7f", "\\u007f")
 
 
@@ -240,13 +252,13 @@ def print_json(value: object) -> None:
 
 
 def show(facts: object, lines: Iterable[str]) -> None:
-    """Print what a command has found: `facts` as JSON for a program, else `lines`, which are made only then."""
+    """Print `facts` if JSON is wanted, else `lines`, which are only then evaluated."""
     for line in [json_text(facts)] if wants_json() else lines:
         click.echo(line)
 
 
 def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:
-    """Rows under headings, values cut to what a terminal line holds; the words of a state carry their colour."""
+    """Rows under headings; long values are cut, and names of states are coloured."""
     shown = [[_cell(getattr(row, of) if isinstance(of, str) else of(row)) for of in columns.values()] for row in rows]
     widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns)]
     lines = ["  ".join(head.ljust(width) for head, width in zip(columns, widths, strict=True)).rstrip()]
@@ -265,7 +277,7 @@ _COLOURS: Final[dict[str, Literal["green", "yellow", "red"]]] = {
 
 
 def coloured(text: str) -> str:
-    """Text with the colour of the state that it names, if it is one."""
+    """The text in the colour of the state that it names, if it names one."""
     colour = _COLOURS.get(text.strip())
     return text if colour is None else styled(text, colour)
 
@@ -278,12 +290,12 @@ def _cell(value: object) -> str:
 
 
 def stamp(moment: float) -> str:
-    """A moment for people: date and time here, to the second."""
+    """A time for people: local date and time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def age(seconds: float) -> str:
-    """A duration as people say it; what lies ahead, as the clock was set back, has just been."""
+    """A duration for people; a negative one, after the clock was set back, is 0s."""
     if seconds < 60:
         return f"{max(0.0, seconds):.0f}s"
     if seconds < 3600:

@@ -1,4 +1,4 @@
-"""`shellback stop`: end what an agent is doing, without losing what it did or was told."""
+"""`shellback stop`: end the turn of a conversation, without losing its results or messages."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("conversation", metavar="CONVERSATION")
-@click.option("--kill", is_flag=True, help="Also end its processes and everything they started.")
-@click.option("--wait", is_flag=True, help="Return when the turn has ended, and say how.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to --wait.")
+@click.option("--kill", is_flag=True, help="Also end the conversation's processes and everything they started.")
+@click.option("--wait", is_flag=True, help="Return when the turn has ended, and print its outcome.")
+@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds for --wait.")
 @json_option
 def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
     """End the turn of a conversation at its next step: before the next model request or command.
 
-    A command that the turn waits for goes on in the background. Calls that wait for approval are denied. A
-    message whose turn has not begun is kept in the history, and its turn ends before the model is asked. Messages
-    that came behind a running turn, or behind approvals, are kept and answered next.
+    A command that the turn waits for continues in the background. Calls that wait for approval are denied. If the
+    turn has not begun, its message stays in the history, and the turn ends before the model is asked. Messages that
+    came behind a running turn, or behind approvals, are kept and answered next.
 
-    Processes live on, and wake the agent when they end. With --kill they are ended too; the agent
-    still hears of each, once, so it may say something more.
+    Processes keep running and wake the agent when they end. With --kill they are ended too; the agent is still told
+    of each end, once, so it may answer again.
 
-    With nothing to stop, that is said: exit code 0.
+    If there is nothing to stop, the command says so; exit code 0.
 
     \b
       shellback stop build
@@ -60,10 +60,10 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
             ended = until(
                 lambda: where.database.read_now(stopping.settled, conversation, found.turn_id, began),
                 timeout,
-                f"not stopped within {timeout:g} s: a model request that runs is not cut off, and without a worker "
-                "nothing goes on. The wish stays; `shellback doctor` says whether a worker runs",
+                f"not stopped within {timeout:g} s: a running model request is not cut off, and a turn ends only while "
+                "a worker runs. The turn will still be stopped; `shellback doctor` says whether a worker runs",
             )
-            # What was on its way to a start when the turn was told to end has started by now.
+            # Processes that were about to start when the turn was told to end have started by now.
             killed += [one for one in (_kill_all(where, conversation) if kill else []) if one not in killed]
             facts |= {"turn_id": ended.turn_id, "state": ended.outcome or "stopped"}
         home = home_of(where, conversation)
@@ -75,24 +75,24 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
     if said:
         click.echo(f"shellback: {said}", err=True)
     if alone:
-        click.echo("shellback: no worker of this host runs; it is stopped as soon as one does", err=True)
+        click.echo("shellback: no worker of this host runs; the turn is stopped when one starts", err=True)
 
 
 def _said(found: Stopping, state: str) -> str:
     name = found.conversation_id
     match state, found.reach:
         case "nothing_running", _:
-            return f"nothing runs in {name}"
+            return f"no turn runs in {name}"
         case "stopping", "approvals":
-            return f"what waited for approval in {name} is denied"
+            return f"the calls of {name} that waited for approval are denied"
         case "stopping", "queued":
-            return f"the message that waits in {name} is kept; its turn ends before the model is asked"
+            return f"the waiting message of {name} is kept; its turn ends before the model is asked"
         case "stopping", _:
             return f"the turn of {name} ends at its next step"
         case "stopped", _:
             return f"the turn of {name} is stopped"
         case _:
-            return f"the turn of {name} had come to its end: {state}"
+            return f"the turn of {name} had already ended: {state}"
 
 
 def _kill_all(where: Place, conversation: str) -> list[str]:
@@ -104,15 +104,17 @@ def _kill_all(where: Place, conversation: str) -> list[str]:
     live = [session for session in here if session.live]
     killed = _kill(where, live) if live else []
     try:
-        # What sessions that have ended had left running.
+        # Processes that ended sessions left running.
         left = asyncio.run(supervision.expire_conversations(where.settings, [conversation])) if here else []
     except SupervisorUnreachable as error:
-        raise Refused(f"not known whether ended sessions have left something running: {error}") from None
+        raise Refused(
+            f"ended sessions may have left processes running ({error}): start a worker (shellback worker), then repeat"
+        ) from None
     return killed + [one for one in left if one not in killed]
 
 
 def _kill(where: Place, found: list[Session]) -> list[str]:
-    """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
+    """The ids of the sessions that were ended, without those that had ended or never started."""
 
     async def ended(client: SupervisorPort) -> list[tuple[int, ...] | BaseException]:
         await client.connect()
@@ -120,7 +122,7 @@ def _kill(where: Place, found: list[Session]) -> list[str]:
         return await asyncio.gather(*kills, return_exceptions=True)
 
     absent = (
-        "the turn is told to end, but no process was: no supervisor of this host answers ({error}). "
+        "the turn will end, but no process was ended: no supervisor of this host answers ({error}). "
         "Start a worker (shellback worker), then repeat"
     )
     killed: list[str] = []
@@ -130,7 +132,9 @@ def _kill(where: Place, found: list[Session]) -> list[str]:
                 raise answer
         elif answer:
             left = ", ".join(map(str, answer))
-            raise Refused(f"session {session.id}: still there after SIGKILL: {left}; only the kernel holds them now")
+            raise Refused(
+                f"session {session.id}: still running after SIGKILL: {left}; they end when the kernel releases them"
+            )
         else:
             killed.append(session.id)
     return killed

@@ -1,4 +1,4 @@
-"""What the commands share that are about processes which the database does not know."""
+"""Shared by the commands about unknown processes: those that the database does not know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shellback.cli.shared import Columns, Refused, age, asked, table_lines
+from shellback.cli.shared import Columns, Refused, age, asked, table_lines, the_one
 from shellback.exec.core import limits
 from shellback.exec.core.errors import SessionNotFound
 from shellback.exec.core.model import Session, SessionEnd
@@ -40,12 +40,12 @@ def listed(where: Place) -> list[Unknown]:
 def lines(found: Sequence[Unknown]) -> list[str]:
     """The list for people."""
     if not found:
-        return ["no unknown processes: the database knows whatever the supervisor has"]
+        return ["no unknown processes: the database knows every process of the supervisor"]
     return table_lines(found, _COLUMNS)
 
 
 def how(end: SessionEnd) -> str:
-    """How a process ended, in a few words."""
+    """The end of a process in a few words."""
     if end.exit_code is not None:
         return f"exit {end.exit_code}"
     if end.signal is not None:
@@ -57,7 +57,7 @@ def find(where: Place, given: str) -> Unknown:
     """The unknown process whose id is `given` or begins with it.
 
     Raises:
-        Refused: There is none, or it cannot be known.
+        Refused: There is none, or no supervisor answers.
     """
     try:
         return chosen(listed(where), given)
@@ -71,41 +71,39 @@ def chosen(found: Sequence[Unknown], given: str) -> Unknown:
     """The one whose id is `given` or begins with it.
 
     Raises:
-        Refused: None or several do.
+        Refused: No or several ids match.
     """
-    matching = [one for one in found if one.id.startswith(given)] if given else []
-    exact = [one for one in matching if one.id == given]
-    if len(exact or matching) == 1:
-        return (exact or matching)[0]
-    if matching:
-        raise Refused(f"{given!r} is the beginning of {len(matching)} unknown processes: give more of it")
-    raise Refused(
-        f"no session {given!r} and no unknown process: `shellback ps --all` and `shellback ps --unknown` list them"
-    )
+    by_id: dict[str, Unknown] = {one.id: one for one in found}
+    name = the_one(by_id, given, "unknown processes")
+    if name is None:
+        raise Refused(
+            f"no session {given!r} and no unknown process: `shellback ps --all` and `shellback ps --unknown` list them"
+        )
+    return by_id[name]
 
 
 def end(where: Place, one: Unknown) -> list[int]:
-    """End the tree of an unknown process and acknowledge its record; returns who could not be ended."""
+    """End the tree of an unknown process and acknowledge its record; returns the pids that survived SIGKILL."""
 
     async def ended(client: SupervisorPort) -> list[int]:
         try:
             left = await client.kill(one.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
         except SessionNotFound:
-            raise Refused(f"{one.id} is gone; nothing was signalled") from None
+            raise Refused(f"{one.id} has just ended. Nothing was signalled") from None
         if not left and not await client.ack(one.id):
             status = await client.status(one.id)
             if "record" in status and not status.get("acknowledged"):
-                raise Refused(f"{one.id} has ended, and its record is not on disk yet: make room, then repeat")
+                raise Refused(f"{one.id} has ended, but its exit record is not on disk yet: make room, then repeat")
         return list(left)
 
     return asked(where, ended)
 
 
 def give_up(where: Place, session: Session) -> bool:
-    """Settle a session of which an older state directory knows nothing as lost; False where that is not what it is.
+    """Record a session as lost that a restored, older state directory does not know; False if none was restored.
 
     Raises:
-        Refused: A process of it lives.
+        Refused: A process of the session runs.
     """
     from shellback.work.hosts import generation
     from shellback.work.hosts import unknown as strangers
@@ -114,9 +112,9 @@ def give_up(where: Place, session: Session) -> bool:
         return False
     if alive := strangers.marked(session.id):
         raise Refused(
-            f"session {session.id} is not known in this state directory, and lives: process "
-            f"{', '.join(map(str, alive))}. Put the state directory back that it was started from "
-            "(`shellback doctor`: leftovers); where that is gone, end it with `kill`. Then repeat"
+            f"this state directory does not know session {session.id}, but its process "
+            f"{', '.join(map(str, alive))} runs. Put the state directory back from which it was started "
+            "(`shellback doctor`: leftovers). If that is gone, end the process with `kill`. Then repeat"
         )
     with callbacks(where) as sink:
         where.database.write_now(strangers.give_up, session.id, sink)
@@ -125,7 +123,7 @@ def give_up(where: Place, session: Session) -> bool:
 
 @contextmanager
 def callbacks(where: Place) -> Generator[CallbackSink]:
-    """What tells the end of a session of this host, as a worker does."""
+    """The sink that reports the end of a session of this host, as a worker does."""
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.wiring import wiring
     from shellback.work.queue.callbacks import CallbackSink
@@ -140,7 +138,7 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
 
 
 def settled(where: Place) -> None:
-    """Forget what was found behind, if nothing of it is left."""
+    """Forget the difference of the counts, if no process is left to settle."""
     from shellback.work.hosts import unknown as strangers
     from shellback.work.hosts.generation import Generation
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     T = TypeVar("T", bound=DataclassInstance)
 
 WATCH_S: Final = 0.5
-"""Between two looks. The facts themselves are compared: the start of a process, say, is no event."""
+"""The interval between two reads. Rows are compared, because the start of a process, for example, is no event."""
 REDRAW_S: Final = 2.0
-"""After so long a screen is drawn again for its ages."""
+"""A screen is drawn again after this time, because its ages change."""
 
 watch_option = click.option(
-    "--watch", "watching", is_flag=True, help="Show it again whenever it changes, until Ctrl-C."
+    "--watch", "watching", is_flag=True, help="Show the list again whenever it changes, until Ctrl-C."
 )
 
 
@@ -35,10 +35,10 @@ def watch(
     lines: Callable[[Sequence[T]], Sequence[str]],
     line: Callable[[T], str],
 ) -> NoReturn:
-    """Show what `look` finds until Ctrl-C, which raises KeyboardInterrupt here.
+    """Show the result of `look` until Ctrl-C, which raises KeyboardInterrupt here.
 
-    A terminal gets `lines` in place; a pipe gets a `line` for each one that is new, has changed or is gone;
-    where JSON is wanted, an object.
+    A terminal shows `lines` in place. A pipe gets a `line`, or with --json an object, for each item that is new,
+    changed or gone.
     """
     if sys.stdout.isatty() and not wants_json():
         _on_a_screen(look, lines)

@@ -1,4 +1,4 @@
-"""`shellback worker`, `workers` and `supervisor`: the programs that run turns and commands."""
+"""`shellback worker`, `workers` and `supervisor`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as if told to.")
+@click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as after SIGTERM.")
 def worker(while_stdin: bool) -> None:
-    """Run turns for this host until SIGTERM or Ctrl-C, then let running turns end and go.
+    """Run turns for this host until SIGTERM or Ctrl-C; then let running turns end, and exit.
 
-    Turns get DRAIN_SECONDS for that; a second SIGTERM or Ctrl-C cuts them off at once. What is cut off,
-    the next worker continues.
+    Running turns get DRAIN_SECONDS to end; a second SIGTERM or Ctrl-C cuts them off at once. The next worker continues
+    a turn that was cut off.
 
-    Says "ready" on standard error when it listens. One worker serves a host; a second one with the
-    same name is refused.
+    The worker prints "ready" on standard error when it takes turns. One worker is enough for a host; a second one with
+    the same name is refused.
 
-    Processes of agents are not the worker's: they live on while it is away, and a worker that
-    starts takes up what the last one left.
+    Processes of agents keep running without the worker. The next worker takes over the processes and turns that the
+    last one left.
 
     \b
       ENABLE_EXECUTE=true shellback worker
@@ -71,7 +71,7 @@ def _announce(settings: Settings, chosen: Choice) -> None:
     backend = chosen.backend
     log.info("backend %s (%s): %s", backend.name, chosen.why, backend.description)
     if chosen.fallen_back:
-        log.warning("commands run on the host, and nothing is kept from them: %s", chosen.why)
+        log.warning("commands run on the host, without a sandbox: %s", chosen.why)
     log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
     if not settings.enable_execute:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
@@ -81,11 +81,11 @@ def _taken(taken: ExecutorTaken, settings: Settings) -> str:
     host = os.uname().nodename if taken.host == "this host" else taken.host
     who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
     remedy = (
-        "Stop it: SQLite has one worker. On Postgres each worker of a host has a WORKER_NAME of its own"
+        "Stop it: a SQLite database has one worker. (On Postgres, give each worker of a host its own WORKER_NAME)"
         if settings.database_url.startswith("sqlite")
         else "Stop it, or set WORKER_NAME to another name"
     )
-    return f"a worker with the name {taken.name!r} runs already: {who}. {remedy}"
+    return f"a worker with the name {taken.name!r} is already running: {who}. {remedy}"
 
 
 async def _serve(built: Worker, *, while_stdin: bool) -> None:
@@ -95,7 +95,7 @@ async def _serve(built: Worker, *, while_stdin: bool) -> None:
     def told(number: signal.Signals) -> None:
         if stop.is_set():
             with contextlib.suppress(OSError):
-                click.echo("stopped at once: the next worker continues what was cut off", err=True)
+                click.echo("stopped at once: the next worker continues the turns that were cut off", err=True)
             os._exit(128 + number)
         stop.set()
 
@@ -116,11 +116,11 @@ async def _serve(built: Worker, *, while_stdin: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
     if built.fallen.is_set():
-        raise Refused("this worker no longer holds its executor id (the database was away, perhaps): start it again")
+        raise Refused("this worker lost the lock of its executor id, perhaps in a database outage: start it again")
 
 
 async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:
-    """Start, unless told to stop before that is done: a supervisor that is not there may take a while."""
+    """Start the worker; False if it is told to stop first, because waiting for a supervisor may take long."""
     start = asyncio.create_task(built.start())
     await asyncio.wait([start, *ends], return_when=asyncio.FIRST_COMPLETED)
     if not start.done():
@@ -139,14 +139,14 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Also those that stopped or died.")
+@click.option("--all", "everything", is_flag=True, help="Include stopped and dead workers.")
 @json_option
 def workers(everything: bool) -> None:
-    """List workers: who runs turns, where, in which version, and when it was heard of last.
+    """List workers with host, process, state, version and last heartbeat.
 
-    alive: heard of in the last 15 seconds; silent: not, it hangs or is paused; dead: its process is gone,
-    on Postgres its lock; stopped: it said so. LOST counts the turns that others took over in the last day.
-    Without one that is alive nothing is answered: `shellback worker` starts one.
+    alive: a heartbeat in the last 15 seconds. silent: none, because the worker hangs or is paused. dead: its process
+    (on Postgres: its lock) is gone. stopped: it ended in order. LOST counts the turns that other workers took over
+    from it in the last day. Turns run only while a worker is alive: `shellback worker` starts one.
 
     \b
       shellback workers
@@ -168,22 +168,23 @@ def workers(everything: bool) -> None:
         "STARTED": lambda one: stamp(one.started_at),
         "VERSION": "version",
     }
-    none = "no workers" if everything else "no worker runs: `shellback worker` starts one (--all shows past ones)"
+    none = (
+        "no workers" if everything else "no worker runs: start one with `shellback worker` (--all includes past ones)"
+    )
     facts = [{**asdict(one), "turns_taken_over": lost.get(one.executor_id, 0)} for one in shown]
     show(facts, table_lines(shown, columns) if shown else [none])
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Only say whether one answers: exit code 0, or 2.")
+@click.option("--check", is_flag=True, help="Only test whether a supervisor answers: exit code 0 if so, else 2.")
 def supervisor(check: bool) -> None:
-    """Run the commands of agents, in the foreground, for workers with SUPERVISOR=external.
+    """Run the supervisor in the foreground, for workers with SUPERVISOR=external.
 
-    Commands are children of this process and go on whatever happens to workers. It does not end by
-    idleness. SIGTERM or Ctrl-C ends the commands, keeps how each one ended for the next worker, and goes;
-    SIGHUP lets it go as soon as no command runs, so that whatever watches over it starts the version that
-    is installed by then.
+    Commands are children of this process and survive the workers. It does not exit when idle. SIGTERM or Ctrl-C ends
+    the commands, stores their exit records for the next worker, and exits. After SIGHUP it exits as soon as no command
+    runs, so that the service manager starts the version that is installed then.
 
-    It needs SHELLBACK_HOME and nothing else: no database, no key.
+    It needs SHELLBACK_HOME, but no database and no key.
 
     \b
       shellback supervisor &
@@ -197,7 +198,7 @@ def supervisor(check: bool) -> None:
             hello = asyncio.run(supervision.hello(settings))
         except SupervisorAbsent as error:
             raise Refused(f"{error}: start it with `shellback supervisor`") from None
-        click.echo(f"one answers: pid {hello['pid']} (of its own namespace), {hello['live']} live session(s)")
+        click.echo(f"the supervisor answers: pid {hello['pid']} (in its namespace), {hello['live']} live session(s)")
         return
     crash = settings.shellback_crash_points
     launch.become_service(ensure_home(settings.shellback_home), str(crash) if crash else None)

@@ -1,4 +1,4 @@
-"""`shellback workspaces`: the containers of conversations, what was done in them, and taking one away."""
+"""`shellback workspaces`: list, show and remove the containers of conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import workspace_names
-from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines
+from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines, the_one
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.exec.backends.kinds import CONTAINED
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 50
 
-all_option = click.option("--all", "everything", is_flag=True, help="Also those that are gone already.")
+all_option = click.option("--all", "everything", is_flag=True, help="Include removed containers.")
 
 
 @click.group(invoke_without_command=True)
@@ -33,33 +33,28 @@ all_option = click.option("--all", "everything", is_flag=True, help="Also those 
 @json_option
 @click.pass_context
 def workspaces(ctx: click.Context, everything: bool) -> None:
-    """List the containers of conversations, show one with what was done in it, or take one away.
+    """List the containers of conversations, show what changed in one, or remove some.
 
-    With BACKEND=podman or docker each conversation has a container of its own for each profile that it uses, made at
-    its first command. It is stopped when nothing has used it for PODMAN_IDLE_SECONDS, and started again by the next
-    command.
+    With BACKEND=podman or docker each conversation has one container per profile, created at its first command. A
+    container that is unused for PODMAN_IDLE_SECONDS is stopped; the next command starts it again.
 
     \b
       shellback workspaces
       shellback workspaces show shellback-3f9a
-      shellback workspaces rm build          all containers of the conversation build
+      shellback workspaces rm build          all containers of conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is None:
-        _list(everything=everything)
+        ctx.invoke(list_, everything=everything)
 
 
 @workspaces.command("list")
 @all_option
 @json_option
 def list_(everything: bool) -> None:
-    """List containers, the oldest first: name, conversation, profile, state, last use, image.
+    """List containers, the oldest first, with conversation, profile, state, last use and image.
 
-    The last use is up to a minute older than it was.
+    The real last use may be up to a minute later than shown.
     """
-    _list(everything=everything)
-
-
-def _list(*, everything: bool) -> None:
     from shellback.storage import workspaces as rows
 
     with opened() as where:
@@ -86,14 +81,19 @@ def _list(*, everything: bool) -> None:
 @workspaces.command("show")
 @click.argument("name", shell_complete=workspace_names)
 @click.option(
-    "--last", "-n", type=click.IntRange(1, 10_000), default=SHOWN, show_default=True, help="How many of each."
+    "--last",
+    "-n",
+    type=click.IntRange(1, 10_000),
+    default=SHOWN,
+    show_default=True,
+    help="How many changes of files, and how many evaluations.",
 )
 @json_option
 def show_(name: str, last: int) -> None:
-    """Show a container with what tools changed in its workspace: files written, edited and removed, Python evaluated.
+    """Show a container and what tools did in its workspace: files written, edited and removed, Python evaluated.
 
-    NAME is that of the container, the beginning of it, or the conversation's. Of the environment only names are kept.
-    What commands changed is not listed: `shellback ps --all` has the commands, `shellback logs` what they printed.
+    NAME is a container, the beginning of its name, or a conversation. Only the names of its environment variables are
+    stored. Changes by commands are not listed: `shellback ps --all` lists the commands, `shellback logs` their output.
     """
     with opened() as where:
         found = _found(where, name)
@@ -105,15 +105,15 @@ def show_(name: str, last: int) -> None:
 
 @workspaces.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=workspace_names)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--force", is_flag=True, help="Also where something runs; it is ended, and its agent hears of that.")
-@click.option("--overlay", is_flag=True, help="Also remove the files, where they are below SHELLBACK_CACHE.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--force", is_flag=True, help="Remove a container even if processes run in it; its agent is told.")
+@click.option("--overlay", is_flag=True, help="Also delete the files of the workspace, if below SHELLBACK_CACHE.")
 @json_option
 def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool) -> None:
-    """Stop containers and take them away. Files in their workspaces stay; the next command has a new container.
+    """Stop and remove containers. Files in their workspaces stay; the next command gets a new container.
 
-    NAME is that of a container, the beginning of it, or a conversation's, for all of its containers. One in which
-    something runs stays unless --force is given. One that is gone already is only forgotten.
+    NAME is a container, the beginning of its name, or a conversation for all its containers. A container in which
+    processes run is kept, unless --force is given. A container that no longer exists is only marked as removed.
 
     \b
       shellback workspaces rm shellback-3f9a
@@ -135,26 +135,24 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool) -> None:
 
 
 def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspace]:
-    """What a name, its beginning or a conversation stands for; those that are there, else those that are gone.
+    """The containers that a name, its beginning or a conversation names; removed ones only if no other matches.
 
     Raises:
-        Refused: Nothing, more than one thing, or, with `ours`, something of another host or gone already.
+        Refused: No or several containers match or, with `ours`, they are on another host or removed already.
     """
     from shellback.storage import workspaces as rows
 
     known = where.database.read_now(rows.find)
     here = [one for one in known if one.state != "removed"] or known
     for group in (here, known):
-        exact = [one for one in group if name in {one.name, one.scope}]
-        begun = exact or [one for one in group if name and one.name.startswith(name)]
-        if begun:
+        exact = {one.name for one in group if name in {one.name, one.scope}}
+        names = exact or {the_one((one.name for one in group), name, "workspaces")}
+        if begun := [one for one in group if one.name in names]:
             break
     else:
         alike = difflib.get_close_matches(name, [text for one in here for text in (one.name, one.scope)], 3)
         hint = f"did you mean {', '.join(alike)}? " if alike else ""
         raise Refused(f"no workspace {visible_line(name)!r}: {hint}`shellback workspaces --all` lists them")
-    if not exact and len({one.name for one in begun}) > 1:
-        raise Refused(f"{name!r} is the beginning of {len(begun)} workspaces: give more of it")
     if not ours:
         return begun
     mine = [one for one in begun if one.host_id == where.host_id]
@@ -168,8 +166,8 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
 def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -> None:
     if overlay and Path(one.overlay_path).parent not in {where.settings.shellback_cache / name for name in CONTAINED}:
         raise Refused(
-            f"the files of {one.name} are {visible_line(one.overlay_path)}, which is not below SHELLBACK_CACHE: "
-            "--overlay does not remove what is yours; leave it out"
+            f"the files of {one.name} are in {visible_line(one.overlay_path)}, which is not below SHELLBACK_CACHE, so "
+            "--overlay does not delete them: omit --overlay"
         )
     running = [] if force else _running(where, one)
     if running:

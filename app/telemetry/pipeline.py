@@ -1,7 +1,7 @@
-"""The OpenTelemetry SDK as this process uses it: two bounded queues, each emptied by a thread of its own.
+"""The OpenTelemetry SDK with two bounded queues, each emptied by its own thread.
 
-Whatever the receiver does, nobody here waits for it: what does not fit its queue is dropped, and the
-process ends without what could not be sent within `SHUTDOWN_S`.
+No turn waits for the receiver: data that does not fit its queue is dropped, and so is data that cannot be sent within
+`SHUTDOWN_S` at the end of the process.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ SHUTDOWN_S: Final = 3.0
 
 
 class Reach:
-    """Says once that the receiver does not take what is sent, and once that it does again."""
+    """Logs once that the receiver does not accept data, and once that it does again."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._away = False
 
     def note(self, *, taken: bool) -> None:
-        """One delivery was tried."""
+        """Note the result of one delivery."""
         if taken == self._away:
             self._away = not taken
             if taken:
-                log.info("telemetry is taken again by %s", self._endpoint)
+                log.info("telemetry is accepted again by %s", self._endpoint)
             else:
                 log.warning(
-                    "telemetry is not taken by %s: does it run, and does it speak OTLP over HTTP? Turns go on; "
-                    "what does not fit the queue is dropped",
+                    "telemetry is not accepted by %s: check that it runs and speaks OTLP over HTTP. Turns continue; "
+                    "data that does not fit the queue is dropped",
                     self._endpoint,
                 )
 
@@ -79,14 +79,14 @@ class _Metrics(OTLPMetricExporter):
 
 
 class ChosenIds(RandomIdGenerator):
-    """Random ids, except for the spans whose ids are derived from what they are about."""
+    """Random ids, except for spans whose ids are given."""
 
     def __init__(self) -> None:
         self._chosen: ContextVar[tuple[int, int] | None] = ContextVar("chosen", default=None)
 
     @contextmanager
     def choosing(self, trace_id: int, span_id: int) -> Generator[None]:
-        """Give these ids to the one span that is begun inside."""
+        """Give these ids to the one span that begins inside the block."""
         token = self._chosen.set((trace_id, span_id))
         try:
             yield
@@ -103,9 +103,9 @@ class ChosenIds(RandomIdGenerator):
 
 
 class ByTrace(Sampler):
-    """Decides as for the root wherever a trace comes in from outside: the sender has no sampler to ask.
+    """Decides about a trace from outside as about a root, because the sender has no sampler.
 
-    A sampler by ratio goes by the trace's id alone, so that every process decides alike.
+    A sampler by ratio uses only the trace's id, so every process decides alike.
     """
 
     def __init__(self, inner: Sampler) -> None:
@@ -120,10 +120,10 @@ class ByTrace(Sampler):
 
 
 class Pipeline:
-    """Providers of tracers and meters that send to `endpoint`, with what OTEL_* variables say."""
+    """Providers of tracers and meters that send to `endpoint`, configured by the OTEL_* variables."""
 
     def __init__(self, endpoint: str, *, content: bool, instance: str, host: str) -> None:
-        # Their own complaints come once per failed delivery; ours is one line.
+        # The exporters log every failed delivery; `Reach` logs once.
         quiet = logging.getLogger("opentelemetry")
         if not quiet.isEnabledFor(logging.DEBUG):
             quiet.setLevel(logging.CRITICAL)
@@ -140,7 +140,7 @@ class Pipeline:
         self.meters = MeterProvider([reader], resource=about, shutdown_on_exit=False)
 
     def close(self) -> None:
-        """Send what is queued, and be back within `SHUTDOWN_S` whether or not it was taken."""
+        """Send the queued data, and return within `SHUTDOWN_S` whether or not it was accepted."""
         ends = [
             threading.Thread(target=provider.shutdown, name="telemetry-end", daemon=True)
             for provider in (self.tracers, self.meters)
@@ -152,7 +152,7 @@ class Pipeline:
             end.join(SHUTDOWN_S / len(ends))
             late = late or end.is_alive()
         if late:
-            log.warning("the last telemetry was not taken within %.0f s and is dropped", SHUTDOWN_S)
+            log.warning("the last telemetry was not accepted within %.0f s and is dropped", SHUTDOWN_S)
 
 
 WORDS: Final = frozenset(
@@ -174,15 +174,14 @@ WORDS: Final = frozenset(
         "tool_response",
     }
 )
-"""Attributes that are left out: those with words in them, and those that only repeat the agent's definition."""
+"""Attributes that are left out: texts, and repetitions of the agent's definition."""
 
 
 def without_words(span: ReadableSpan) -> ReadableSpan:
-    """The same span without them; that there was an error stays, and of which type.
+    """The span without prompts, answers, arguments, output and error messages; the type of an error stays.
 
-    Words are prompts, answers, arguments, output, and messages of errors. The instrumentation is told to leave them
-    out already; this is the last look before anything is sent, because a library's next version, or an agent's own
-    span, may think otherwise of its error messages.
+    The instrumentation is configured to omit them. This is the last check before sending, because another version of a
+    library, or an agent's own span, may include them.
     """
     return ReadableSpan(
         name=span.name,

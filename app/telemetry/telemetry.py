@@ -36,19 +36,20 @@ log = logging.getLogger(__name__)
 SCOPE: Final = "shellback"
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 FRESH_S: Final = 10.0
-"""So long the gauges go by one read of the database."""
+"""The gauges use one read of the database for this time."""
 ROWS: Final = 10_000
-"""Rows that one read looks at, per question."""
+"""The most rows that one query of a read counts."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class Telemetry:
-    """Sends to the OTLP receiver at `endpoint` until `close`; with `content`, words are sent too."""
+    """Sends to the OTLP receiver at `endpoint` until `close`; with `content`, texts too."""
 
     def __init__(self, endpoint: str, database: Database, *, executor_id: str, host_id: str, content: bool) -> None:
         self.content = content
         self._pipeline = Pipeline(endpoint, content=content, instance=executor_id, host=host_id)
-        # DBOS takes the global one; it also asks for one of logs, which go to standard error here.
+        self.close = self._pipeline.close
+        # DBOS uses the global provider. It also warns that there is none for logs, which go to standard error.
         trace.set_tracer_provider(self._pipeline.tracers)
         logging.getLogger("dbos").addFilter(_not_about_logs)
         self._tracer = self._pipeline.tracers.get_tracer(SCOPE)
@@ -57,7 +58,7 @@ class Telemetry:
         self._gauges = Gauges(meter, database, host_id)
 
     def capability(self) -> Instrumentation:
-        """Spans of runs, model requests and tool calls, by Pydantic AI's own instrumentation."""
+        """Pydantic AI's instrumentation: spans of runs, model requests and tool calls."""
         return Instrumentation(
             InstrumentationSettings(
                 tracer_provider=self._pipeline.tracers,
@@ -67,10 +68,6 @@ class Telemetry:
                 include_model_request_parameters=self.content,
             )
         )
-
-    def close(self) -> None:
-        """Send what is left; bounded, whatever the receiver does."""
-        self._pipeline.close()
 
     def past(
         self,
@@ -83,7 +80,7 @@ class Telemetry:
         kind: SpanKind = SpanKind.INTERNAL,
         error: bool = False,
     ) -> None:
-        """Make the span that `traceparent` names, under `cause`, from wall-clock seconds of its beginning and end."""
+        """Make the span with the ids of `traceparent`, below `cause`; `times` are wall-clock seconds."""
         own = context_from(traceparent)
         if own is None:
             return
@@ -102,20 +99,20 @@ class Telemetry:
 
 
 def current_traceparent() -> str | None:
-    """The context of the running span, or None outside of any."""
+    """The context of the current span, or None."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent")
 
 
 def context_from(traceparent: str) -> SpanContext | None:
-    """The ids in a `traceparent`, or None where there are none."""
+    """The ids in a `traceparent`, or None if it has none."""
     found = trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent}, Context())).get_span_context()
     return found if found.is_valid else None
 
 
 class Counts:
-    """Counters and histograms; docs/observability.md says what each one means."""
+    """Counters and histograms; docs/observability.md explains each."""
 
     def __init__(self, meter: Meter) -> None:
         self.wakes = meter.create_counter("shellback.wakes", "{turn}", "Turns begun without a person")
@@ -139,7 +136,7 @@ def _not_about_logs(record: logging.LogRecord) -> bool:
 
 
 class WatchedSessions(SessionWatch):
-    """Makes the span of a process when its end is recorded, by whichever worker records it."""
+    """Makes the span of a process in the worker that records its end."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -185,7 +182,7 @@ class WatchedSessions(SessionWatch):
 
 
 class WatchedTurns(TurnWatch):
-    """Adds to the span that DBOS makes of a turn: the wait before it, what it is about, and the counts."""
+    """Adds the wait in the queue, the ids and the counts to DBOS's span of a turn."""
 
     def __init__(self, telemetry: Telemetry, database: Database) -> None:
         self._telemetry = telemetry
@@ -200,7 +197,7 @@ class WatchedTurns(TurnWatch):
         try:
             turn, cause, process_ended_at = await self._db.read(_recorded, item)
         except (StorageError, SQLAlchemyError) as error:
-            log.debug("the wait of a work item is not traced: %s", error)
+            log.debug("the queueing time of a work item is not traced: %s", error)
             return
         if turn.executions > 1:
             self._counts.retries.add(1, {"reason": "recovered"})
@@ -250,7 +247,7 @@ def _recorded(conn: sa.Connection, item: WorkItem) -> tuple[sa.Row[Any], str | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Ages in seconds; `queue_age_s` by priority, of the oldest item whose turn has not begun."""
+    """Ages in seconds. `queue_age_s`: by priority, the age of the oldest item whose turn has not begun."""
 
     queue_age_s: dict[str, float] = field(default_factory=dict[str, float])
     sessions_live: int = 0
@@ -297,7 +294,7 @@ _GAUGES: Final = (
 
 
 class Gauges:
-    """Gauges that are read in the exporter's thread, never in a turn's."""
+    """Gauges, read in the exporter's thread."""
 
     def __init__(self, meter: Meter, database: Database, host_id: str) -> None:
         self._db = database

@@ -1,4 +1,4 @@
-"""Who watches turns and processes: telemetry where it is asked for and can be had, nobody elsewhere."""
+"""The observers of turns and sessions: telemetry if it is configured and installed, else none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Watches:
-    """What is told of turns and of sessions, what the agent is given for it, and whether DBOS makes spans."""
+    """The observers of turns and sessions, their capabilities for the agent, and whether DBOS makes spans."""
 
     turns: TurnWatch = field(default_factory=TurnWatch)
     sessions: SessionWatch = field(default_factory=ports.Unwatched)
@@ -35,7 +35,7 @@ class Watches:
 def watches(
     settings: Settings, database: Database, *, executor_id: str, host_id: str, stack: contextlib.ExitStack
 ) -> Watches:
-    """The watches that settings ask for; closed with `stack`. What is missing is logged, and nobody watches."""
+    """The observers that settings ask for, closed with `stack`; none, with a log line, if packages are missing."""
     endpoint = settings.telemetry_endpoint
     if not endpoint:
         return Watches()
@@ -52,9 +52,9 @@ def watches(
 
 
 def missing() -> str:
-    """What has to be installed before telemetry can be sent; empty when nothing has."""
+    """The packages that telemetry lacks, with the remedy; "" if it lacks none."""
     try:
         there = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
     except ModuleNotFoundError:
         there = None
-    return "" if there else "its packages are not installed; pip install 'shellback[otel]'"
+    return "" if there else "its packages are not installed: pip install 'shellback[otel]'"

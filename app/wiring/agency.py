@@ -1,4 +1,4 @@
-"""The agent that turns run: the one that settings name, or the built-in one, with its model and tools."""
+"""The agent of turns: the one that settings name, or the built-in one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
-    """The agent that settings name, with its model and these capabilities; what can be wrong with either is known.
+    """The agent that settings name, with its model and these capabilities.
 
     Raises:
         AgentUnavailable: `AGENT` cannot be used.
@@ -34,8 +34,8 @@ def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any
     model = own.model if own is not None and "model" not in settings.model_fields_set else None
     if model is not None and not isinstance(model, str) and settings.model_base_url:
         raise ModelUnavailable(
-            "MODEL_BASE_URL is set, and AGENT brings a model that has an address already. Set MODEL as well, name the"
-            " agent's model by a string and give it defer_model_check=True, or take MODEL_BASE_URL away"
+            "MODEL_BASE_URL is set, but the model of AGENT already has an address. Set MODEL too, name the agent's"
+            " model by a string with defer_model_check=True, or unset MODEL_BASE_URL"
         )
     if model is None or isinstance(model, str):
         model = choose_model(

@@ -1,4 +1,4 @@
-"""Which backend runs commands: the one that settings name, or the best that a try succeeds in, and why."""
+"""The choice of the backend: the one that settings name, or the first whose test command succeeds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A backend and the reason for it; `found` is what the probe of a sandbox saw, None on the host.
+    """A backend and the reason for it. `found`: the probe of a sandbox, None on the host.
 
-    `fallen_back`: sandboxes were wanted if possible, and cannot be had.
+    `fallen_back`: BACKEND=auto, and no sandbox works.
     """
 
     backend: ChosenBackend
@@ -36,15 +36,15 @@ class Choice:
 
 
 def choose(settings: Settings, workspace: Path | None = None) -> Choice:
-    """The backend for commands, tried for real; `workspace` instead of the one that settings name.
+    """The backend for commands, tested with a real command; `workspace` replaces the one of the settings.
 
-    `auto` takes the first of the table that it may try and that a try succeeds in, podman where its image is here, and
-    the host only where none can be had for a reason that stays. What is in the workspace never is one: whoever writes
-    there must not decide how commands run. Blocks for some tenths of a second, with containers for a second or two.
+    `auto` takes the first backend of the table whose test succeeds (podman only if its image is here), and the host
+    only if no sandbox works for a permanent reason. The contents of the workspace are never such a reason: whoever
+    writes there must not decide how commands run. Blocks for tenths of a second, with containers for up to two seconds.
 
     Raises:
-        BackendUnavailable: The named backend does not work here, or it could not be found out; with cause and remedy.
-        SpawnFailed: No try could be made.
+        BackendUnavailable: The named backend does not work here, or the test gave no result; with cause and remedy.
+        SpawnFailed: No test could be started.
         WorkspaceUnusable: The workspace is missing, or commands could not use it.
     """
     if settings.backend != "auto":
@@ -57,13 +57,13 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             return _tried(settings, kind.name, workspace, asked)
         except Unusable as error:
             reasons.append(error.why if not reasons else str(error))
-            asked = f"BACKEND=auto, {kind.name} cannot be had ({error.why})"
-    why = f"BACKEND=auto, and no sandbox can be had: {'; '.join(reasons)}"
+            asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
+    why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
     return replace(_tried(settings, tuple(KINDS)[-1], workspace, why), fallen_back=True)
 
 
 class Unusable(BackendUnavailable):
-    """Raised when a backend that was tried cannot be used, for a reason that stays."""
+    """Raised when a tested backend cannot be used for a permanent reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"BACKEND={name} cannot be used here: {why}")
@@ -81,21 +81,22 @@ def _tried(settings: Settings, name: str, workspace: Path | None, asked: str) ->
     if found is None:
         return Choice(backend=backend, why=asked)
     if found.ok:
-        why = f"{asked}, and a try in {backend.attempt} succeeded{backend.caution}"
+        why = f"{asked}; {name} works here{backend.caution}"
         return Choice(backend=backend, why=why, found=found)
     why = found.why
     if settings.supervisor == "external" and backend.containers is None:
-        why += "; this was tried beside the worker, whose unit or container has to let it, as the supervisor's does"
+        why += (
+            "; this was tested in the worker's unit or container, which must allow sandboxes as the supervisor's does"
+        )
     if found.passing:
         raise BackendUnavailable(
-            f"whether sandboxes work here could not be found out: {why}; start again when the machine has room, or name"
-            " a BACKEND"
+            f"the test of the sandbox gave no result: {why}; start again when the machine has room, or set BACKEND"
         )
     raise Unusable(name, why)
 
 
 def check_workspace(settings: Settings) -> None:
-    """What can be known of the workspace without trying anything, for somebody who is about to start a worker.
+    """Check the workspace without a test command, before a worker is started.
 
     Raises:
         BackendUnavailable: Commands would run as root.
@@ -109,7 +110,7 @@ def check_workspace(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
-    """The workspace of the settings; one for the moment, and True, where `chat` and `worker` have yet to make it."""
+    """The workspace of the settings; or a temporary one, and True, if `chat` or `worker` has yet to create it."""
     if "workspace_root" in settings.model_fields_set or settings.workspace_root.exists():
         yield settings.workspace_root, False
         return
@@ -123,38 +124,33 @@ def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
 
 
 def made(settings: Settings, name: str, workspace: Path | None = None) -> ChosenBackend:
-    """The backend of this name as settings describe it, not tried."""
+    """The backend of this name, as settings describe it, without a test."""
     from shellback.orders import DOTENV
     from shellback.settings import engine_environment
 
     given = {field.removeprefix(f"{name}_"): getattr(settings, field) for field in type(settings).model_fields}
-    return (
-        KINDS[name]
-        .load()
-        .made(
-            Wanted(
-                workspace=workspace or settings.workspace_root,
-                state=settings.shellback_home,
-                exec_uid=settings.exec_uid,
-                network=settings.network == "on",
-                fence=settings.host_write_fence == "on",
-                readable=settings.readable,
-                hidden=settings.hidden,
-                orders=(Path(DOTENV).absolute(),),
-                memory_bytes=settings.sandbox_memory_bytes,
-                processes=settings.sandbox_processes,
-                scratch_bytes=settings.sandbox_tmp_bytes,
-                idle_s=settings.podman_idle_seconds,
-                crash_dir=settings.shellback_crash_points,
-                environ=engine_environment(),
-                options=given,
-            )
-        )
+    wanted = Wanted(
+        workspace=workspace or settings.workspace_root,
+        state=settings.shellback_home,
+        exec_uid=settings.exec_uid,
+        network=settings.network == "on",
+        fence=settings.host_write_fence == "on",
+        readable=settings.readable,
+        hidden=settings.hidden,
+        orders=(Path(DOTENV).absolute(),),
+        memory_bytes=settings.sandbox_memory_bytes,
+        processes=settings.sandbox_processes,
+        scratch_bytes=settings.sandbox_tmp_bytes,
+        idle_s=settings.podman_idle_seconds,
+        crash_dir=settings.shellback_crash_points,
+        environ=engine_environment(),
+        options=given,
     )
+    return KINDS[name].load().made(wanted)
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:
-    """A container of its own for an agent, as settings have it; `more` is for its `PodmanSandboxConfig`."""
+    """A section with its own container, by the settings; `more` is for its `PodmanSandboxConfig`."""
     from shellback.exec import PodmanSandboxConfig, PodmanSandboxSection
 
     backend = cast("PodmanBackend", made(settings, "podman"))

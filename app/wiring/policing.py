@@ -1,4 +1,4 @@
-"""What says of each call whether it runs, waits for a person, or is refused: as settings and saved rules have it."""
+"""The policy of a worker, from settings and saved rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def policy_for(settings: Settings, database: Database, backend: Backend) -> Poli
         return (await database.read(standing, conversation_id)).get(SessionId(session_id))
 
     sandboxed = READ_ONLY in backend.profiles
-    # What a line means is known for bash: another shell may read it otherwise.
+    # The classification holds for bash: another shell may read a line differently.
     bash = PurePath(backend.facts(READ_ONLY if sandboxed else WORK)["shell"]).name == "bash"
     judge = Judge(
         runs=backend,

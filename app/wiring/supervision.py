@@ -1,4 +1,4 @@
-"""Which supervisors there are, and how they are reached: the host's own, and one in each container."""
+"""The supervisors of a state directory: the host's, and one in each container."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EXTERNAL_WAIT_S: Final = 30.0
-"""How long a worker waits for a supervisor that is not its own to start."""
+"""How long a worker waits for an external supervisor to start."""
 
 
 def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
-    """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
+    """A client of the host's supervisor. With `spawn` it starts one if none answers, or waits for an external one."""
     from shellback.exec.link.client import SupervisorClient
 
     crash = settings.shellback_crash_points
@@ -39,7 +39,7 @@ def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorCl
 
 
 def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> Supervisors:
-    """Every supervisor of this state directory; a worker of `backend` brings up what is needed, others nothing."""
+    """All supervisors of this state directory. For a worker of `backend` they are started as needed, else never."""
     from shellback.exec.backends.supervisors import Supervisors
 
     containers = None if backend is None else backend.containers
@@ -47,13 +47,13 @@ def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> 
         supervisor_client(settings, spawn=backend is not None),
         settings.shellback_home,
         containers=containers,
-        # What runs in containers does not need it; what ran on the host before does.
+        # Commands in containers do not need the host's supervisor; earlier commands on the host do.
         host_needed=containers is None,
     )
 
 
 async def ask(settings: Settings, question: Callable[[SupervisorPort], Awaitable[T]]) -> T:
-    """What the supervisors of this state directory answer; none is started for it."""
+    """The answer of the running supervisors of this state directory."""
     port = supervisors(settings)
     try:
         return await question(port)
@@ -62,7 +62,7 @@ async def ask(settings: Settings, question: Callable[[SupervisorPort], Awaitable
 
 
 async def hello(settings: Settings) -> Message:
-    """What the host's supervisor says of itself.
+    """The hello of the host's supervisor.
 
     Raises:
         SupervisorAbsent: None runs.
@@ -75,10 +75,10 @@ async def hello(settings: Settings) -> Message:
 
 
 async def expire_conversations(settings: Settings, names: Sequence[str]) -> list[str]:
-    """End what conversations that are over have left, and return its sessions; none where no supervisor runs.
+    """End all processes of these conversations, and return their sessions; none if no supervisor runs.
 
     Raises:
-        SupervisorUnreachable: Nobody can be asked.
+        SupervisorUnreachable: A supervisor runs, but does not answer.
     """
     from shellback.exec.core.errors import SupervisorAbsent
     from shellback.exec.core.model import CONVERSATION
@@ -94,7 +94,7 @@ async def expire_conversations(settings: Settings, names: Sequence[str]) -> list
 
 
 async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:
-    """Remove the logs and the homes of commands that are old, and empty logs that take too much room."""
+    """Delete old logs and old homes of commands, and empty logs that exceed their limits."""
     from shellback.exec.backends.private_homes import PrivateHomes
     from shellback.exec.log.logs import cleanup_exec_logs
     from shellback.work.hosts.sweep import undelivered

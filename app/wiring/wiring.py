@@ -1,4 +1,4 @@
-"""The composition root: the only place that constructs things and knows who needs whom."""
+"""The composition root: the only place that constructs objects and connects them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Place:
-    """What everybody shares who acts on one state directory: its settings, its database, its host id."""
+    """The settings, database and host id of one state directory."""
 
     settings: Settings
     database: Database
@@ -52,7 +52,7 @@ class Place:
     @property
     def executor_id(self) -> str:
         """The id of the worker that these settings describe."""
-        # SQLite has one worker, so its executor id never depends on a name: a restart takes everything up.
+        # SQLite has one worker, so its executor id has no name: a restarted worker takes over everything.
         name = "worker" if self.database.dialect == "sqlite" else self.settings.worker_name or "worker"
         return f"{self.host_id}.{name}"
 
@@ -61,8 +61,7 @@ class Place:
 def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
     """Open the state directory and the database, and close the database at the end.
 
-    A SQLite database is brought up to date by whoever comes first; Postgres is the operator's, who runs
-    `shellback migrate`.
+    With `migrated`, SQLite tables are upgraded; for Postgres the operator runs `shellback migrate`.
 
     Raises:
         HomeUnusable: The state directory cannot be trusted or written.
@@ -88,7 +87,7 @@ def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
 
 @contextlib.contextmanager
 def enqueuing(where: Place) -> Generator[Enqueuer]:
-    """Something that puts items on queues in transactions of `where.database`."""
+    """An enqueuer that puts items on queues in transactions of `where.database`."""
     with _dbos_client(where) as client:
         from shellback.work.queue.queues import DbosEnqueuer
 
@@ -99,7 +98,7 @@ def enqueuing(where: Place) -> Generator[Enqueuer]:
 def _dbos_client(where: Place) -> Generator[Any]:
     from dbos import DBOSClient
 
-    # By itself it would wait for up to 90 s after an outage, holding threads: who uses it tries again in seconds.
+    # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
         system_database_url=where.settings.database_url, application_name="shellback", retry_connection_errors=False
     )
@@ -111,7 +110,7 @@ def _dbos_client(where: Place) -> Generator[Any]:
 
 @contextlib.contextmanager
 def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
-    """What prunes this host's part of the database; `rows_s` seconds instead of `RETAIN_DAYS`."""
+    """The pruning of this host's rows; `rows_s` seconds replace `RETAIN_DAYS`."""
     with _dbos_client(where) as client:
         yield _retention(where, client, rows_s)
 
@@ -141,7 +140,7 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
 
 
 def containers(where: Place, name: str) -> Containers:
-    """Those of the engine that has this one of this state directory, for somebody who runs no command in them."""
+    """The containers of the engine that has the container `name`, for callers that run no command in them."""
     from shellback.exec.backends import homes
     from shellback.exec.backends.kinds import CONTAINED
     from shellback.exec.log.placements import CONTAINERS
@@ -156,13 +155,13 @@ def containers(where: Place, name: str) -> Containers:
 
 
 def arm_crash_points(settings: Settings) -> None:
-    """Let armed crash points of this process fire, where a test has named a directory."""
+    """Arm the crash points of this process, if a test has named a directory."""
     crash = settings.shellback_crash_points
     crashpoints.arm_from(str(crash) if crash else None)
 
 
 def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
-    """Where notices are put, and who sends them: nobody, unless settings name a target."""
+    """The outbox of notices and their senders: none, unless settings name a target."""
     from shellback.work.notices.notifier import notifying
 
     url, command = where.settings.notify_webhook, where.settings.notify_command
@@ -178,7 +177,7 @@ def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, o
 
 @contextlib.contextmanager
 def neighbours(where: Place) -> Generator[Neighbours]:
-    """What lets conversations of other hosts go on here."""
+    """The adoption of conversations of other hosts."""
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.work.queue.callbacks import CallbackSink
     from shellback.work.queue.queues import DbosEnqueuer
@@ -190,7 +189,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 
 
 def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
-    """The agent whose turns DBOS can replay, and the version that tells who may."""
+    """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
     import pydantic_ai
     from pydantic_ai.durable_exec.dbos import DBOSDurability
 
@@ -199,7 +198,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import application_version
 
-    pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows its log and nothing else
+    pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
     durability = DBOSDurability(
         event_stream_handler=Telling(where.database),
         parallel_execution_mode="sequential",
@@ -207,14 +206,14 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     )
     settings = where.settings
     agent = agency.agent_with(settings, [*capabilities, Hearing(where.database, live), durability])
-    # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
+    # A turn of another agent is set aside, not replayed. Agents may share a name, and it may have any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
 
 
 @contextlib.contextmanager
 def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
-    """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
+    """A worker of this host for `backend`, not started; it holds its executor id until the end of the block.
 
     Raises:
         ExecutorTaken: A worker with the same name lives.
@@ -273,7 +272,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
         store = SqlSessionStore(
             database,
             sink=sink,
-            # What a call was granted with is used in the transaction that lets it act.
+            # The grant of a call is used in the transaction that lets it act.
             within=claim,
             within_call=begun,
             refused=refused,

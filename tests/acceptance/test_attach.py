@@ -75,7 +75,7 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
     # The key may be shown before what it causes.
     assert len(re.findall(r"^(?:\^\\)?it quits", on_stage.log(session), re.MULTILINE)) == 1
     shown = person.leave()
-    assert f"[detached from {session.id}; it goes on: shellback attach {session.id}]" in shown
+    assert f"[detached from {session.id}; it keeps running: shellback attach {session.id}]" in shown
     assert stty(person) == before
     on_stage.stage.until("its own size again", lambda: on_stage.size(session) == usual)
 
@@ -332,11 +332,11 @@ def test_a_closed_standard_output_and_a_dumb_terminal_are_refused(on_stage: Star
             check=False,
             timeout=PATIENCE_S,
         ),
-        "no terminal",
+        "not a terminal",
         f"shellback logs -f {session.id}",
     )
     with Terminal(on_stage.stage, "attach", session.id, TERM="dumb") as terminal:
-        terminal.until("a dumb terminal")
+        terminal.until("TERM=dumb cannot")
         assert terminal.ended() == 2
 
 
@@ -344,11 +344,11 @@ def test_what_cannot_be_attached_says_why(on_stage: Started) -> None:
     made = on_stage.stage
     session = on_stage.start("sleep 600", pty=False)
     assert_refused(shellback(made, "attach", "nothing"), "no session", "shellback ps --all")
-    assert_refused(shellback(made, "attach", session.id), "no terminal", f"shellback logs -f {session.id}")
+    assert_refused(shellback(made, "attach", session.id), "not a terminal", f"shellback logs -f {session.id}")
     assert_refused(shellback(made, "attach", session.id, "--detach-key", "x"), "C-x")
-    assert_refused(shellback(made, "attach", session.id, "--detach-key", "C-c"), "take another")
+    assert_refused(shellback(made, "attach", session.id, "--detach-key", "C-c"), "choose another")
     with Terminal(made, "attach", "--read-write", session.id) as terminal:
-        terminal.until("takes no input: look on with --read-only")
+        terminal.until("takes no input: give --read-only")
         assert terminal.ended() == 2
     with Terminal(made, "attach", session.id) as terminal:
         terminal.until("read-only")
@@ -406,7 +406,7 @@ def test_a_person_types_into_it_resizes_it_and_leaves(contained: Stage) -> None:
         person.does("sh -c 'echo sle''eps; exec sleep 600'; echo not here", "^sleeps$")
         person.keys("C-c")
         person.keys("C-\\")
-        person.until(rf"^\[detached from {session.id}; it goes on")
+        person.until(rf"^\[detached from {session.id}; it keeps running")
         person.until("^code=0$")
         person.attach(session)
         shown = person.does("exit 3", "^code=3$")

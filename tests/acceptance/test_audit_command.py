@@ -117,7 +117,7 @@ def test_what_is_remembered_is_approved_only_as_it_was_when_its_rules_were_shown
 def test_arguments_that_are_none_are_refused_before_anything_changes(place: Stage) -> None:
     place.send("$ touch nothing", "none")
     request = place.pending("none")
-    for wrong, why in (("{", "not JSON"), ("[1]", "no object"), ("{}", "no object")):
+    for wrong, why in (("{", "not JSON"), ("[1]", "not a JSON object"), ("{}", "not a JSON object")):
         assert_refused(shellback(place, "approvals", "approve", request.id, "--args", wrong), why)
     assert place.read(approvals.get, request.id).state == "pending"
     assert_refused(shellback(place, "approvals", "approve", request.id, "--for", "session"), "no input to a session")

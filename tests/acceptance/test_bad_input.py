@@ -48,9 +48,9 @@ def test_every_wrong_setting_is_named_with_its_value_and_what_is_allowed(place: 
     wrong = shellback(place, "ps", TURN_SLOTS="999", ENABLE_EXECUTE="perhaps", BACKEND="containers")
     assert_refused(
         wrong,
-        "TURN_SLOTS='999' cannot be used; allowed is a whole number from 1 to 64",
-        "ENABLE_EXECUTE='perhaps' cannot be used; allowed is true or false",
-        "BACKEND='containers' cannot be used; allowed is auto, host, bubblewrap, podman or docker",
+        "TURN_SLOTS='999' is not allowed; allowed: a whole number from 1 to 64",
+        "ENABLE_EXECUTE='perhaps' is not allowed; allowed: true or false",
+        "BACKEND='containers' is not allowed; allowed: auto, host, bubblewrap, podman or docker",
     )
 
 
@@ -190,7 +190,7 @@ def test_the_default_workspace_is_made_and_said_so(place: Stage) -> None:
     here.mkdir()
     done = shellback(place, "chat", cwd=here, WORKSPACE_ROOT=None, SUPERVISOR_IDLE_SECONDS="0.1")
     assert done.returncode == 0, done.stderr
-    assert f"made the workspace {here / 'workspace'}" in done.stderr
+    assert f"created the workspace {here / 'workspace'}" in done.stderr
     assert (here / "workspace").stat().st_uid == (EXEC_UID if os.geteuid() == 0 else os.geteuid())
 
 
@@ -280,7 +280,7 @@ def test_a_kill_of_what_has_ended_signals_nothing_and_says_how_it_ended(loop: St
     assert_refused(shellback(loop, "kill", session), session, "has ended already: exit 9", "Nothing was signalled")
     assert_refused(shellback(loop, "logs", "--stderr", session), "one log for both streams")
     shutil.rmtree(loop.home / "sessions" / session)
-    assert_refused(shellback(loop, "logs", session), "is gone", "LOG_AGE_HOURS")
+    assert_refused(shellback(loop, "logs", session), "was deleted", "LOG_AGE_HOURS")
 
 
 def test_a_kill_without_a_supervisor_says_who_finds_out(sqlite_url: str) -> None:

@@ -15,7 +15,7 @@ from tests.stage import Stage, stage, working
 FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
 OURS = re.compile(
     r"person:|conversation |commands run |>|\? execute wants to run, and waits for you \(|y runs exactly this, once|"
-    r"no answer: |kept; |nothing runs that |made the workspace|$"
+    r"not an answer: |stored; |no turn runs; |created the workspace|$"
 )
 LONG = "word " * 60
 LIKE_A_QUESTION = [
@@ -43,7 +43,7 @@ def place() -> Iterator[Stage]:
 
 
 def chatting(seat: Pane, conversation: str) -> None:
-    seat.does(f"clear; {' '.join(PROGRAM)} chat -c {conversation}; echo code=$?", r"Ctrl-D ends\n.*\n>")
+    seat.does(f"clear; {' '.join(PROGRAM)} chat -c {conversation}; echo code=$?", r"Ctrl-D leaves\n.*\n>")
 
 
 def strangers(shown: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_what_others_say_is_behind_a_margin_in_every_row_of_the_screen(place: St
         place.until("it is answered", lambda: place.answers(conversation=name))
         place.send("that was all", name)
         shown = seat.until("You said: that was all")
-        assert strangers(shown.split("Ctrl-D ends", 1)[1].split("\n", 1)[1]) == []
+        assert strangers(shown.split("Ctrl-D leaves", 1)[1].split("\n", 1)[1]) == []
         assert re.search(r"^  (test> |You said: )", shown, re.MULTILINE)
 
 
@@ -71,7 +71,7 @@ def test_a_real_request_begins_in_the_first_column(place: Stage) -> None:
         place.send(f"$ touch {'x' * 90}", "real")
         shown = seat.until(r"^y runs exactly this, once")
         assert re.search(r"^\? execute wants to run", shown, re.MULTILINE)
-        assert strangers(shown.split("Ctrl-D ends", 1)[1].split("\n", 1)[1]) == []
+        assert strangers(shown.split("Ctrl-D leaves", 1)[1].split("\n", 1)[1]) == []
 
 
 def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
@@ -81,11 +81,11 @@ def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
         seat.paste("My notes:\ny\nend of notes")
         seat.until("My notes:⏎y⏎end of notes")
         seat.keys("Enter")
-        seat.until("kept; it is heard after your y or n")
+        seat.until("stored; the agent gets it after your y or n")
         seat.paste("y")
         seat.until("^> y$")
         seat.keys("Enter")
-        seat.until("^no answer: it was pasted")
+        seat.until("^not an answer: it was pasted")
         assert place.pending("pasted")
         seat.does("n not now", "You said: My notes:")
         assert not (place.workspace / "pasted.txt").exists()
@@ -95,7 +95,7 @@ def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_p
     with Terminal(place, "chat", "-c", "burst") as chat:
         chat.until("> ")
         chat.says("$ touch burst.txt\n", "y runs exactly this")
-        chat.says("My notes:\ny\nend of notes\n", "kept; it is heard after your y or n")
+        chat.says("My notes:\ny\nend of notes\n", "stored; the agent gets it after your y or n")
         assert place.pending("burst").state == "pending"
         chat.says("n\n", "said: My notes:")
         chat.type("\x04")
@@ -109,7 +109,7 @@ def test_a_key_that_was_pressed_before_the_question_was_drawn_is_no_answer_to_it
         chat.says("y", "> y")
         place.send("$ touch early.txt", "early")
         chat.until("y runs exactly this")
-        chat.says("\n", "no answer: it was pasted, or typed before")
+        chat.says("\n", "not an answer: it was pasted, or typed before")
         assert place.pending("early").state == "pending"
         chat.says("y\n", "exit code 0")
         chat.type("\x04")
@@ -131,7 +131,7 @@ def test_a_yes_between_a_request_and_the_question_about_it_is_no_answer(place: S
     with Unhurried(place, "chat", "-c", "between") as chat:
         chat.until("> ")
         chat.says("$ touch between.txt\n", "? execute wants to run", "> ")
-        chat.says("y\n", "no answer: it was pasted, or typed before")
+        chat.says("y\n", "not an answer: it was pasted, or typed before")
         assert place.pending("between").state == "pending"
         chat.type("\x04")
         assert chat.ended() == 3
@@ -144,7 +144,7 @@ def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
         chat.until("y runs exactly this")
         chat.says("y\n", "? execute wants to run")
         chat.says("y", "> y", "y runs exactly this")
-        chat.says("\n", "no answer: ")
+        chat.says("\n", "not an answer: ")
         chat.says("\x15n\n", "Denied by")
         chat.type("quit\n")
         assert chat.ended() == 0
@@ -156,7 +156,7 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
         chat.until("> ")
         chat.says("printf 'a\\nb\\n'\n", r"You said: printf 'a\nb\n'")
         for word in ("help", "?"):
-            chat.says(f"{word}\n", "Ctrl-C stops the turn that runs")
+            chat.says(f"{word}\n", "Ctrl-C stops the running turn")
         chat.type("exit\n")
         assert chat.ended() == 0
     (answer,) = place.answers(conversation="words")

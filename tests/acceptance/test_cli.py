@@ -206,12 +206,12 @@ def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
 
 def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "talk") as chat:
-        chat.until("Ctrl-D ends")
+        chat.until("Ctrl-D leaves")
         chat.says("hello there\n", "You said: hello there")
         chat.says(
             f"$ {GATE.format('c')}; exit 5 &\n", "? execute wants to run", "command: touch up-c", "y runs exactly this"
         )
-        chat.says("meanwhile\n", "kept; it is heard after your y or n")
+        chat.says("meanwhile\n", "stored; the agent gets it after your y or n")
         chat.says("y\n", "You said: meanwhile")
         until_file(place, "up-c")
         chat.says("half a li", "half a li")
@@ -229,7 +229,7 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
 
 def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "later") as chat:
-        chat.until("Ctrl-D ends")
+        chat.until("Ctrl-D leaves")
         chat.says("$ echo later; exit 0\n", "y runs exactly this")
         chat.type("\x04")
         assert chat.ended() == 3
@@ -247,7 +247,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
 
 def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> None:
     with Terminal(empty, "chat") as chat:
-        chat.until("a worker of its own")
+        chat.until("its own worker")
         chat.says("hello\n", "You said: hello")
         chat.type("\x04")
         assert chat.ended() == 0
@@ -258,7 +258,7 @@ def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> Non
 
 def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
     with Terminal(empty, "chat") as chat:
-        chat.until("Ctrl-D ends")
+        chat.until("Ctrl-D leaves")
         chat.process.send_signal(signal.SIGKILL)
         chat.process.wait()
     empty.until("the worker has ended", lambda: _workers(empty)[0].stopped_at is not None)

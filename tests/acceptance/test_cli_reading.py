@@ -103,7 +103,7 @@ def test_conversations_are_listed_shown_and_exported_whole(place: Stage) -> None
     assert "person: hello there" in shown
     assert re.search(r"call execute: .*printf", shown)
     assert "result of execute: " in shown
-    assert re.search(r"\[\d+ messages before these", told(place, "conversations", "show", "said", "-n", "1").stdout)
+    assert re.search(r"\[\d+ earlier messages", told(place, "conversations", "show", "said", "-n", "1").stdout)
     file = place.root / "said.json"
     written = told(place, "conversations", "export", "said", "-o", str(file))
     assert written.stdout == ""
@@ -115,7 +115,7 @@ def test_conversations_are_listed_shown_and_exported_whole(place: Stage) -> None
     assert ModelMessagesTypeAdapter.dump_json(messages).decode() == place.history("said")
     assert [(one["state"], one["end"]["exit_code"]) for one in document["sessions"]] == [("exited", 3)]
     assert [one["state"] for one in document["approvals"]] == ["used"]
-    assert_refused(told(place, "conversations", "export", "said", "-o", str(file)), "--force replaces it")
+    assert_refused(told(place, "conversations", "export", "said", "-o", str(file)), "replace it with --force")
     assert told(place, "conversations", "export", "said", "-o", str(file), "--force").returncode == 0
 
 
@@ -237,7 +237,7 @@ def test_config_tells_values_and_where_they_come_from_and_hides_what_is_secret(e
     secrets = {"DATABASE_URL": "postgresql://u:hu://sh@h/d", "NOTIFY_COMMAND": "curl -H hush"}
     changed = shellback(empty, "config", "--changed", cwd=directory, **secrets)
     assert "OPENAI_API_KEY" in changed.stdout
-    assert "TURN_SLOT in .env is no setting: TURN_SLOTS is one" in changed.stderr
+    assert "TURN_SLOT in .env is not a setting: did you mean TURN_SLOTS?" in changed.stderr
     assert "APPROVAL_TTL" not in changed.stdout
     assert "hu" not in re.sub(r"\S*shellback\S*", "", changed.stdout + changed.stderr)
 
@@ -249,7 +249,7 @@ def test_config_tells_values_and_where_they_come_from_and_hides_what_is_secret(e
         (("conversations", "export", "nobody"), "`shellback conversations list` lists them"),
         (("conversations", "export", "said", "-o", "/proc/none/x.json"), "cannot be written"),
         (("conversations", "export", "said", "-o", "/"), "is a directory"),
-        (("conversations", "export", "said", "-o", "/dev/full", "--force"), "is no file: leave -o out"),
+        (("conversations", "export", "said", "-o", "/dev/full", "--force"), "is not a regular file: omit -o"),
         (("conversations", "export", "said", "-o", "x" * 300), "cannot be written (File name too long)"),
         (("conversations", "show", "\udcff"), "'\\udcff' is not UTF-8"),
         (("ps", "-c", "\udcff"), "is not UTF-8"),
@@ -309,7 +309,7 @@ VIEWS = (
     ("conversations", "show", "waits"),
     ("events",),
 )
-OLD = "no worker of this host is alive: this is as it was"
+OLD = "no worker of this host is alive: this is the state of"
 
 
 @pytest.fixture(scope="module")

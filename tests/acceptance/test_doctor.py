@@ -49,13 +49,13 @@ def test_a_local_directory_has_what_is_needed_and_nothing_is_left_in_it(tmp_path
 @pytest.mark.parametrize(
     ("mounts", "said"),
     [
-        ("30 24 0:40 / /srv rw - nfs4 server:/export rw", "nfs4: locks and records may not hold"),
+        ("30 24 0:40 / /srv rw - nfs4 server:/export rw", "nfs4: locks and records may be lost"),
         ("30 24 0:40 / /srv rw - cifs //server/share rw", "cifs: locks and records"),
         ("30 24 0:40 / /srv rw - 9p hostshare rw", "9p: locks and records"),
         ("30 24 0:40 / /srv rw - fuse.sshfs me@there: rw", "fuse.sshfs: locks and records"),
-        ("30 24 0:40 / /srv rw - tmpfs tmpfs rw", "tmpfs: all of it is gone after a reboot"),
+        ("30 24 0:40 / /srv rw - tmpfs tmpfs rw", "tmpfs: its contents are lost at a reboot"),
         ("30 24 0:40 / /srv rw - overlay overlay rw", "overlay: the writable layer of a container"),
-        ("30 24 0:40 / /srv/state rw - ext4 /dev/sdb1 rw\n31 30 0:41 / /srv/state rw - ramfs none rw", "ramfs: all of"),
+        ("30 24 0:40 / /srv/state rw - ext4 /dev/sdb1 rw\n31 30 0:41 / /srv/state rw - ramfs none rw", "ramfs: its"),
     ],
 )
 def test_a_file_system_that_does_not_keep_is_warned_of_whatever_it_can_do(mounts: str, said: str) -> None:
@@ -104,7 +104,8 @@ def test_what_to_do_about_many_leftovers_is_said_once() -> None:
     ]
     check = leftovers.leftovers(many, "/elsewhere")
     assert check.remedy == (
-        "`kill 5 6` is enough, once nothing runs below; `ps --ppid 5,6` lists what runs below; `kill` what nobody needs"
+        "`kill 5 6` is enough when there are no child processes; "
+        "`ps --ppid 5,6` lists the child processes; `kill` those that you do not need"
     )
 
 
@@ -152,7 +153,7 @@ def test_a_state_directory_on_a_real_tmpfs_or_a_read_only_one_is_named(tmp_path:
             unavailable(f"no mount namespace: {done.stderr}")
         said[name] = json.loads(done.stdout)
     assert said["tmpfs"]["state"] == "warn"
-    assert "gone after a reboot" in said["tmpfs"]["text"]
+    assert "lost at a reboot" in said["tmpfs"]["text"]
     assert said["ro"]["state"] == "fail"
     assert "Read-only file system" in said["ro"]["text"]
 
@@ -259,7 +260,7 @@ def test_a_noted_leap_is_shown_for_a_day(place: Stage) -> None:
     assert named(all_checks(place.settings), "clock").state == "ok"
     place.write(clock.note_leap, place.where.host_id, -3600.0)
     check = named(all_checks(place.settings), "clock")
-    assert (check.state, "leapt by -3600.0 s" in check.text) == ("warn", True)
+    assert (check.state, "jumped by -3600.0 s" in check.text) == ("warn", True)
 
 
 # -- leftovers -------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def test_a_worker_that_is_away_is_named_with_what_it_leaves_unwatched(place: Sta
     assert named(all_checks(place.settings), "sessions").state == "ok"
     place.workers[-1].stop()
     check = named(all_checks(place.settings), "sessions")
-    assert (check.state, check.text) == ("warn", "live and watched by no worker: 1 of this host")
+    assert (check.state, check.text) == ("warn", "live, but without a worker: 1 of this host")
     assert "shellback worker" in check.remedy
     place.hire()
     assert named(all_checks(place.settings), "worker").state == "ok"

@@ -22,7 +22,7 @@ ONE = Finding(
     conversation_id="main",
     kept="/home/quarantine/fabc",
 )
-POINTED = "1 finding(s) in the workspace wait for you"
+POINTED = "1 open finding(s) in the workspace"
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_an_open_finding_is_pointed_at_until_it_is_acknowledged(place: Stage) ->
     assert "no open findings" in told(place, "findings", "list").stdout
     (kept,) = facts(told(place, "findings", "list", "--all", "--json"))
     assert kept["acknowledged_by"]
-    assert "was acknowledged before" in told(place, "findings", "ack", "fabc").stdout
+    assert "was already acknowledged" in told(place, "findings", "ack", "fabc").stdout
 
 
 def test_a_finding_is_shown_whole_with_what_to_do_and_nothing_reaches_the_terminal(place: Stage) -> None:

@@ -92,7 +92,9 @@ def test_nothing_changes_a_denial(place: Stage) -> None:
     rule_id = added(place, "allow", "--prefix", "--", "rm", "-rf")
     try:
         tried = told(place, "rules", "test", "rm -rf /")
-        assert tried.stdout.startswith("no rule may change that; it is refused, because it would remove /")
+        assert tried.stdout.startswith(
+            "no rule can change this verdict; the command is refused, because it would remove /"
+        )
     finally:
         told(place, "rules", "revoke", rule_id)
 

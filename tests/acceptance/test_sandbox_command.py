@@ -46,7 +46,7 @@ def test_it_shows_the_backend_the_reason_and_what_was_seen(place: Stage) -> None
     shown = facts(shellback(place, "sandbox", "--json"))
     assert (shown["backend"], shown["network"], shown["closed"]) == ("bubblewrap", "off", [])
     assert shown["profiles"] == ["read_only", "work"]
-    assert shown["why"] == "BACKEND=auto, and a try in it succeeded"
+    assert shown["why"] == "BACKEND=auto; bubblewrap works here"
     assert any("no capabilities" in line for line in shown["in_force"])
     assert shown["limits"]
     text = told(place, "sandbox").stdout
@@ -58,7 +58,7 @@ def test_it_shows_the_backend_the_reason_and_what_was_seen(place: Stage) -> None
 def test_on_the_host_it_says_that_nothing_is_isolated(place: Stage) -> None:
     shown = facts(told(place, "sandbox", "--json", BACKEND="host"))
     assert (shown["backend"], shown["network"]) == ("host", "on")
-    assert shown["in_force"] == ["nothing: commands can do whatever their user may do on this machine"]
+    assert shown["in_force"] == ["nothing: commands can do everything that their user may do on this machine"]
     assert "without a sandbox" in shown["model"]
 
 
@@ -131,7 +131,7 @@ def test_a_worker_runs_commands_in_the_sandbox_that_it_announces(place: Stage) -
     made.unlink()
     worker.stop()
     said = (place.home / "worker.log").read_text()
-    assert "backend bubblewrap (BACKEND=auto, and a try in it succeeded): Commands run in bash in a sandbox" in said
+    assert "backend bubblewrap (BACKEND=auto; bubblewrap works here): Commands run in bash in a sandbox" in said
 
 
 # -- what the doctor and the log say -------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_worker_that_falls_back_warns_in_its_log(
     with caplog.at_level(logging.INFO):
         _announce(place.settings, choice.choose(place.settings))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert line.startswith("commands run on the host, and nothing is kept from them: BACKEND=auto, and no sandbox")
+    assert line.startswith("commands run on the host, without a sandbox: BACKEND=auto, and no sandbox")
     assert "cause; `remedy`" in line
 
 
@@ -217,5 +217,5 @@ def test_chat_says_that_its_worker_has_fallen_back(place: Stage, monkeypatch: py
             patch.setenv(name, value)
         done = CliRunner().invoke(cli, ["chat", "-c", "fallen"], input="hello\n")
     assert "You said: hello" in done.stdout
-    assert "commands run on the host, and nothing is kept from them: BACKEND=auto, and no sandbox" in done.stderr
+    assert "commands run on the host, without a sandbox: BACKEND=auto, and no sandbox" in done.stderr
     assert "cause; `remedy`" in done.stderr

@@ -207,19 +207,19 @@ def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_return
         assert "lives on host first, which was last heard of" in sent.stderr
         assert "`shellback adopt conversation c1`" in sent.stderr
         assert "first, silent" in told(second, "conversations", "list").stdout
-        assert_refused(shellback(second, "adopt", "conversation", "c1"), "no terminal to ask on")
+        assert_refused(shellback(second, "adopt", "conversation", "c1"), "without a terminal, confirm with --yes")
         (moved,) = facts(told(second, "adopt", "conversation", "c1", "--yes", "--json"))
         assert moved == {"conversation": "c1", "from_host": first.where.host_id, "lost_sessions": 0}
         second.until("the wake is answered there", lambda: "does not answer" in "\n".join(second.answers()))
         second.until("the message, too", lambda: "hello from afar" in "\n".join(second.answers()))
-        assert_refused(told(second, "adopt", "conversation", "c1", "--yes"), "lives here already")
+        assert_refused(told(second, "adopt", "conversation", "c1", "--yes"), "already lives on this host")
 
         answers = len(first.answers())
         first.hire()
         first.until("the first host is heard of", lambda: first.sessions() and not told(first, "workers").returncode)
         killed = shellback(first, "kill", session.id)
         assert killed.returncode == 0, killed.stderr
-        assert "is gone, with everything it started" in killed.stdout
+        assert "ended, with everything it started" in killed.stdout
         assert_refused(shellback(first, "kill", session.id), "has ended already")
         first.until("everything is at rest", first.at_rest)
         assert first.callbacks() == [f"EXEC_CALLBACK:{session.id}"]
@@ -248,9 +248,9 @@ def test_conversations_of_a_state_directory_that_was_deleted_are_adopted_by_its_
         assert loop.where.host_id != old
         silence(loop, old)
         loop.send("after")
-        assert_refused(told(loop, "adopt", "host", "nowhere", "--yes"), "no other host 'nowhere'", old)
+        assert_refused(told(loop, "adopt", "host", "nowhere", "--yes"), "no other host matches 'nowhere'", old)
         done = told(loop, "adopt", "host", old[:8], "--yes")
         assert "1 conversation(s) live here now" in done.stdout
         loop.hire()
         loop.until("the message is answered", lambda: "after" in "\n".join(loop.answers()))
-        assert_refused(told(loop, "adopt", "host", old, "--yes"), "no conversation lives on host")
+        assert_refused(told(loop, "adopt", "host", old, "--yes"), "has no conversations")

@@ -1,1 +1,1 @@
-"""A person's terminal: what is typed at it, what is drawn on it, and how it is given back."""
+"""A person's terminal: reading keys, drawing, and restoring its modes."""

@@ -1,4 +1,4 @@
-"""Being attached: output goes to the person's terminal, keys and sizes to the session, until one of them ends it."""
+"""An attachment: output goes to the person's terminal, keys and sizes go to the session."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from shellback.work.approvals.typed import Typing
 
 KEPT: Final = 256 * 1024
-"""Typed bytes that wait for a program which does not read; what is typed beyond is lost, and the bell says so."""
+"""The most typed bytes that wait for a program which does not read; further ones are dropped, and the bell rings."""
 PIECE: Final = 8 * 1024
 END_S: Final = 10.0
-"""How long the record of an end is waited for."""
+"""How long to wait for the exit record."""
 TWICE_S: Final = 0.5
-"""How soon the second press has to come for the key to be sent."""
+"""A second press within this time sends the key."""
 _LOOK_S: Final = 0.1
 _LEAVE_S: Final = 5.0
 _REDRAW_S: Final = 0.05
@@ -44,7 +44,7 @@ _INTERRUPT: Final = 0x03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Why it is over: the session has `ended`, in which way if that is known; a signal; or the person left."""
+    """Why the attachment ended: the session `ended` (with its `end`, if known), a `signal`, or the person left."""
 
     ended: bool = False
     end: SessionEnd | None = None
@@ -52,7 +52,7 @@ class Left:
 
 
 class Attached:
-    """One person at one session; without `typing` they only look on."""
+    """One person attached to one session; without `typing`, read-only."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class Attached:
         self._left: asyncio.Future[Left]
 
     async def stay(self) -> Left:
-        """Attach, and return when it is over; the terminal and the session's size are as before then.
+        """Attach until the end; then the terminal and the session's size are restored.
 
         Raises:
-            SupervisorUnreachable: Nobody can tell what the session does.
-            StorageError: It cannot be kept that a person types.
+            SupervisorUnreachable: No supervisor tells the state of the session.
+            StorageError: The note that a person types cannot be stored.
         """
         loop = asyncio.get_running_loop()
         self._left = loop.create_future()
@@ -122,7 +122,7 @@ class Attached:
     async def _tidy(self) -> None:
         with contextlib.suppress(ExecError, TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                # Somebody else may have come after us, and made it fit their terminal.
+                # A person who attached later may have set the size for their terminal.
                 if self._given is not None and self._original and await self._at.size() == self._given:
                     await self._at.resize(self._original)
         if self._typing is not None:
@@ -136,7 +136,7 @@ class Attached:
     def _caught(self, loop: asyncio.AbstractEventLoop) -> Generator[None]:
         wishes = {signal.SIGINT: Left(), **{one: Left(signal=one) for one in (signal.SIGTERM, signal.SIGHUP)}}
         if not self._pty:
-            wishes[signal.SIGQUIT] = Left()  # what the key sends where lines are typed
+            wishes[signal.SIGQUIT] = Left()  # the detach key sends it in the mode `lines`
         for number, left in wishes.items():
             loop.add_signal_handler(number, self._leave, left)
         loop.add_signal_handler(signal.SIGWINCH, self._resized.set)
@@ -149,20 +149,16 @@ class Attached:
             if stopping is not None:
                 signal.signal(signal.SIGTSTP, stopping)
 
-    # -- what it shows ---------------------------------------------------------------------------
-
     async def _ended(self) -> Left:
         await self._picture.follow()
         until = time.monotonic() + END_S
-        # A worker takes the record over at this moment; nobody tells us when it has.
+        # A worker may be taking the record over now, and it does not notify us.
         while (end := await self._find_end()) is None and time.monotonic() < until:  # noqa: ASYNC110 - see above
             await asyncio.sleep(_LOOK_S)
         return Left(ended=True, end=end)
 
-    # -- what is typed ---------------------------------------------------------------------------
-
     def _heard(self, data: bytes | None) -> None:
-        """Take what was typed; without `typing` nothing but the keys that leave means anything."""
+        """Take typed bytes; without `typing`, only the keys that leave have an effect."""
         if data is None:
             self._leave(Left(signal=signal.SIGHUP))
             return
@@ -210,10 +206,8 @@ class Attached:
         try:
             await writing
         except (InputUnknown, InvalidCommand, LimitReached, SessionNotFound, SupervisorUnreachable, TaskCompleted):
-            # Gone, or on its way to its end, which is told by what follows the output; or lost, and can be seen to be.
+            # The session has ended or is ending, which `follow` reports; or the input is lost, which the person sees.
             self._terminal.ring()
-
-    # -- its size --------------------------------------------------------------------------------
 
     async def _sizes(self) -> NoReturn:
         if self._pty and self._given == self._original and self._picture.alternate:
@@ -232,7 +226,7 @@ class Attached:
             await self._at.resize(self._given)
 
     async def _redraw(self) -> None:
-        """Have a full-screen program draw itself, colours and all, by a size that is no longer so when it looks."""
+        """Make a full-screen program redraw itself, with colours, by changing the size for a moment."""
         assert self._given is not None
         with contextlib.suppress(SessionNotFound, TaskCompleted):
             await self._at.resize(WindowSize(self._given.rows - 1, self._given.cols))
@@ -241,15 +235,15 @@ class Attached:
 
 
 class Keystrokes:
-    """Finds the key that leaves in what is typed. It leaves unless it comes again at once; then it is sent, once."""
+    """Finds the detach key among typed bytes. Pressed once it leaves; pressed twice it is sent once."""
 
     def __init__(self, key: int) -> None:
         self._key = key
         self.pressed = False
-        """Whether the key was the last thing typed: it leaves in a moment."""
+        """Whether the detach key was the last byte typed."""
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """What of `data` is to be sent, and whether the person leaves; what follows the key then is for nobody."""
+        """The bytes to send, and whether the person leaves; bytes after the key are then dropped."""
         sent = bytearray()
         for byte in data:
             if self.pressed and byte != self._key:
@@ -262,18 +256,13 @@ class Keystrokes:
         return bytes(sent), False
 
 
-def shown(key: int) -> str:
-    """The key as people write it."""
-    return f"C-{chr(key + ord('@')).lower()}"
-
-
 BEHIND: Final = 1024 * 1024
-"""Further behind, a person is shown what is there now instead of all that came before."""
+"""A person who is further behind is shown the present screen instead of all output."""
 SHOWN_BYTES: Final = 32 * 1024
 TAIL: Final = 64 * 1024
 _LONGEST: Final = 64
 READ_FIRST_S: Final = 1.0
-"""How long the line that says how to leave is shown by itself where the screen has no room for it."""
+"""How long the greeting is shown alone if the screen has no room for it."""
 
 
 class Picture:
@@ -285,18 +274,18 @@ class Picture:
         self._at = attachment
         self._terminal = terminal
         self._writable = writable
-        self._key = shown(detach_key)
+        self._key = f"C-{chr(detach_key + ord('@')).lower()}"
         self._passing = Passing(writable=writable)
         self._offset = 0
         self._err_offset = None if attachment.err is None else 0
 
     @property
     def alternate(self) -> bool:
-        """Whether a full-screen program shows its own screen."""
+        """Whether a full-screen program uses the alternate screen."""
         return self._passing.alternate
 
     async def begin(self) -> None:
-        """Show what is there now, and how to leave."""
+        """Show the present output, and how to leave."""
         self._terminal.if_killed(self.leave())
         if self._at.session.pty:
             await self._paint()
@@ -305,10 +294,10 @@ class Picture:
             await self._last_lines()
 
     async def follow(self) -> None:
-        """Show what comes, until the session has ended and all is shown.
+        """Show new output, until the session has ended and all its output is shown.
 
         Raises:
-            SupervisorUnreachable: Nobody can tell any more what comes.
+            SupervisorUnreachable: No supervisor tells the state of the session any more.
         """
         while True:
             grown = await self._at.grown(self._offset, self._err_offset)
@@ -320,7 +309,7 @@ class Picture:
                 return
 
     def leave(self) -> bytes:
-        """What gives the terminal back, but for how it reads."""
+        """The bytes that restore the terminal's display."""
         return (self._passing.leave() if self._at.session.pty else b"") + b"\r\n"
 
     async def _more(self, size: int) -> bool:
@@ -345,7 +334,7 @@ class Picture:
         self._offset = end
 
     async def _paint(self) -> None:
-        """Show the screen of the session, and its modes. Where this terminal is smaller, the part with the cursor."""
+        """Show the screen and modes of the session; on a smaller terminal, the part with the cursor."""
         from shellback.exec.terminals.attaching import Passing
 
         screen = await self._at.screen()
@@ -353,7 +342,7 @@ class Picture:
         rows = screen.rows if not self._writable and size.rows > screen.rows else None
         passing = Passing(writable=self._writable, rows=rows)
         for start in range(max(0, screen.upto - limits.LOG_BYTES), max(0, screen.upto - BEHIND), BEHIND):
-            # A sequence that is cut in two is whole once more in the piece after it, which begins that much earlier.
+            # Pieces overlap by `_LONGEST`, so that a sequence cut by one piece is whole in the next.
             passing.skip_all(await self._at.out.raw(max(0, start - _LONGEST), start + BEHIND))
         passing.skip(await self._at.out.raw(max(0, screen.upto - BEHIND), screen.upto))
         greeting = self._greeting(screen)[: size.cols - 1]
@@ -364,7 +353,7 @@ class Picture:
         room = len(lines) < size.rows
         before = "" if self._passing.alternate or passing.alternate else "\r\n" * size.rows
         if not self._offset:
-            # What comes scrolls the one on the screen away, or draws over it: this one stays above.
+            # Later output scrolls or draws over the greeting on the screen; this copy stays above it.
             await self._terminal.write(f"{greeting}\r\n".encode())
             if not room:
                 await asyncio.sleep(READ_FIRST_S)

@@ -1,7 +1,7 @@
-"""Gives a person's terminal back where whoever has changed it is killed: a process that waits for its end.
+"""Restores a person's terminal if the process that changed its modes is killed.
 
-It is this file, run by itself, with the terminal as its standard output. It belongs to no terminal, so that no key and
-no signal to a group ends it, and reads lines: what to do at the end of them.
+This file runs as a separate process with the terminal as its standard output. It has no controlling terminal, so no key
+and no signal to a process group ends it. It reads lines; at the end of its input it carries out the last line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PATIENCE_MS: Final = 1000
 
 
 class GivingBack:
-    """Watches over the terminal behind `fd`, which is as in `before` otherwise; without room for it nobody does."""
+    """Starts the process for the terminal `fd`, whose original modes are `before`; does nothing if that fails."""
 
     def __init__(self, fd: int, before: list[Any]) -> None:
         self._before, self._ours = before, termios.tcgetattr(fd)
@@ -32,13 +32,13 @@ class GivingBack:
             )  # fmt: skip
 
     def tell(self, shown: bytes) -> None:
-        """Have `shown` written to the terminal as well if we are killed from here on."""
+        """If we are killed from now on, also write `shown` to the terminal."""
         if shown != self._told:
             self._told = shown
             self._write(repr((self._before, self._ours, shown)))
 
     def dismiss(self) -> None:
-        """End the watching; the terminal has been given back."""
+        """End the process; the terminal is restored already."""
         self._write("")
         if self._watcher is not None and self._watcher.stdin is not None:
             with contextlib.suppress(OSError):
@@ -55,13 +55,13 @@ class GivingBack:
 def _watch() -> None:
     last = b""
     for line in sys.stdin.buffer:
-        if line.endswith(b"\n"):  # else it was killed within it
+        if line.endswith(b"\n"):  # a partial line: the writer was killed
             last = line
     if not last.strip():
         return
     before, ours, shown = ast.literal_eval(last.decode())
     terminal = sys.stdout.fileno()
-    # The shell may have taken the terminal by now, and have its own ways with it.
+    # The shell may already have set its own modes.
     with contextlib.suppress(termios.error):
         if termios.tcgetattr(terminal) == ours:
             termios.tcsetattr(terminal, termios.TCSANOW, before)

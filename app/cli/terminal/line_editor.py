@@ -1,8 +1,7 @@
-"""The line that a person types in a chat: keys in, lines out, each with what is known of how it came about.
+"""The line editor of a chat: bytes of the terminal become lines, with the question that each can answer.
 
-A line can be an answer only if every character of it was a key pressed after the question was drawn. A paste is text:
-between its brackets (`?2004`), and without them where a line end has text behind it in the same read, nothing ends the
-line and nothing answers.
+A line can be an answer only if each of its characters was typed after the question was drawn. A paste never ends a line
+and never answers. It is recognised by its brackets (`?2004`) or, without them, by text after a line end in one read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 from shellback.exec.core.display import visible
 
 LONGEST: Final = 100_001
-"""Characters that a line holds; one more than a message may have, so that it is refused and not cut in silence."""
+"""The most characters of a line: one more than of a message, so that a long message is refused instead of cut."""
 _REMEMBERED: Final = 200
 _PASTE, _PASTED = "\x1b[200~", "\x1b[201~"
 _KEY: Final = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]|\x1bO.|\x1b\[?|[^\x1b]", re.DOTALL)
@@ -33,7 +32,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that was ended; `question` is the one that it can answer, None where it can answer none."""
+    """A finished line; `question` is the number of the question that it can answer, or None."""
 
     text: str
     question: int | None
@@ -49,7 +48,7 @@ _ALT: Final = _Key("\x1b")
 
 
 class LineEditor:
-    """Holds what is being typed. It draws nothing: `row` is what a row of the terminal shows of it."""
+    """Holds the text being typed. It draws nothing; `row` returns the text for one row of the terminal."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -63,20 +62,20 @@ class LineEditor:
         self._back = 0
 
     def asked(self) -> int:
-        """A question has just been drawn: only what is typed from now on can answer it. Returns its number."""
+        """Note that a question was drawn, and return its number; only text typed from now on can answer it."""
         self._question += 1
         self._by_keys = not self._text
         return self._question
 
     def clear(self) -> bool:
-        """Forget what is being typed; whether there was anything."""
+        """Drop the text being typed; True if there was any."""
         was = bool(self._text or self._pasting)
         self._unread, self._pasting = "", False
         self._set("")
         return was
 
     def feed(self, data: bytes) -> list[Line | None]:
-        """What was ended by these bytes of the terminal: lines, and None where the person ends the input."""
+        """The lines that these bytes of the terminal finish; None stands for the end of input."""
         self._unread += self._decoder.decode(data)
         ended: list[Line | None] = []
         keys = self._keys()
@@ -92,7 +91,7 @@ class LineEditor:
         return ended
 
     def row(self, columns: int) -> tuple[str, int]:
-        """What of the line is seen in so many columns, and how many of them are behind the cursor."""
+        """The part of the line that fits into `columns`, and how many of its columns are behind the cursor."""
         before, behind = _seen(self._text[: self._at]), _seen(self._text[self._at :])
         room = max(columns, 8)
         while _width(before) > room - 2:
@@ -102,12 +101,12 @@ class LineEditor:
         return before + behind, _width(behind)
 
     def _keys(self) -> list[_Key]:
-        """What is whole of what was read: keys, and parts of pastes."""
+        """The complete keys, and parts of pastes, among the bytes read."""
         keys: list[_Key] = []
         while self._unread:
             if self._pasting:
                 text, end, rest = self._unread.partition(_PASTED)
-                # What is cut in two here, a bracket or a line end, is whole with the next piece.
+                # A bracket or line end that is cut here is completed by the next read.
                 cut = None if end else _CUT.search(text)
                 held = len(cut[0]) if cut else 0
                 keys.append(_Key(text[: len(text) - held], pasted=True))

@@ -1,4 +1,4 @@
-"""The terminal of a person who looks on and types: each key as it comes, and given back as it was."""
+"""The terminal of an attached person: reads each key, and restores the modes at the end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shellback.exec.core.model import WindowSize
 LAST_S: Final = 1.0
 _READ: Final = 64 * 1024
 Mode = Literal["raw", "lines", "deaf"]
-"""Every key as it comes; whole lines, edited and shown here; or no reading at all."""
+"""Read each key; read whole lines, edited and echoed by the terminal; or do not read."""
 
 
 class RawTerminal:
-    """Standard input's terminal between `with` and its end, however that comes; `leave_key` ends the lines of `lines`.
+    """The person's terminal, restored at the end of the `with` block; `leave_key` leaves in the mode `lines`.
 
-    It has a description of its own: what does not block here goes on to block for everybody else.
+    It uses its own file description, so that its O_NONBLOCK does not affect other processes.
     """
 
     def __init__(self, mode: Mode, leave_key: int) -> None:
@@ -50,7 +50,7 @@ class RawTerminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not when all is written: a terminal that takes no more would keep us here.
+        # TCSANOW does not wait for output: a terminal that takes no output would block us.
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
         self._back.dismiss()
@@ -62,18 +62,18 @@ class RawTerminal:
         return WindowSize(rows or 24, cols or 80)
 
     def gone(self) -> bool:
-        """Whether there is no terminal any more behind it."""
+        """Whether the terminal has hung up."""
         poll = select.poll()
         poll.register(self._fd, 0)
         return any(found & select.POLLHUP for _, found in poll.poll(0))
 
     def listen(self, heard: Callable[[bytes | None], None]) -> None:
-        """Call `heard` with what is typed, from the event loop; nothing is the key that ends input, None the end."""
+        """Call `heard` from the event loop with typed bytes; b"" is the end-of-input key, None a closed terminal."""
         if self._mode != "deaf":
             asyncio.get_running_loop().add_reader(self._fd, self._readable, heard)
 
     def deafen(self) -> None:
-        """Listen no more."""
+        """Stop reading."""
         asyncio.get_running_loop().remove_reader(self._fd)
 
     def _readable(self, heard: Callable[[bytes | None], None]) -> None:
@@ -85,18 +85,18 @@ class RawTerminal:
             if error.errno != errno.EIO:
                 raise
             data = None
-        # A terminal that has gone reads like the key that ends input, which the program must not be told.
+        # A closed terminal reads like the end-of-input key, which must not be sent to the program.
         if data is None or (not data and (self._mode == "raw" or self.gone())):
             self.deafen()
             data = None
         heard(data)
 
     def if_killed(self, shown: bytes) -> None:
-        """Have `shown` written too where the terminal is given back because we were killed."""
+        """Also write `shown` when the terminal is restored because we were killed."""
         self._back.tell(shown)
 
     async def write(self, data: bytes) -> None:
-        """Show bytes as they are, as fast as the terminal takes them; cancelling leaves out the rest."""
+        """Write bytes unchanged, as fast as the terminal takes them; cancelling drops the rest."""
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
@@ -104,7 +104,7 @@ class RawTerminal:
                 await self._room()
 
     async def write_last(self, data: bytes) -> None:
-        """Show `data` whatever else there is: what the terminal has not shown within a second is thrown away for it."""
+        """Write `data`; output that the terminal has not taken within a second is dropped for it."""
         with contextlib.suppress(OSError, termios.error):
             try:
                 await asyncio.wait_for(self.write(data), LAST_S)
@@ -113,7 +113,7 @@ class RawTerminal:
                 os.write(self._fd, data)
 
     def ring(self) -> None:
-        """Ring the bell, if the terminal takes anything now."""
+        """Ring the bell, unless the write would block."""
         with contextlib.suppress(OSError):
             os.write(self._fd, b"\a")
 
@@ -128,13 +128,13 @@ class RawTerminal:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream is one; it is None where whoever started us has closed it."""
+    """Whether a standard stream is a terminal; the stream is None if our parent has closed it."""
     return stream is not None and stream.isatty()
 
 
 def _opened() -> int:
     how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-    # By its name somebody who has become another user may not open it; without a session there is no other.
+    # After a change of user the name may not be opened; without a controlling terminal there is no /dev/tty.
     for name in ("/dev/tty", os.ttyname(sys.stdout.fileno())):
         with contextlib.suppress(OSError):
             return os.open(name, how)

@@ -1,7 +1,7 @@
-"""The terminal of a chat: keys one by one, output that comes while a person types, and who speaks by where it begins.
+"""The terminal of a chat: single keys, and output while a person types.
 
-What Shellback asks and says begins a line; what anybody else says, the agent first, is behind a margin in every line of
-the screen, so that it cannot look like a question of Shellback's.
+Shellback's own lines begin in the first column. Text of the agent, people and commands has a margin in every row of the
+screen, so that it cannot look like a question of Shellback.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TAB: Final = "    "
 
 
 class Keyboard:
-    """Standard input's terminal between `with` and its end: each key as it comes, a paste marked as one.
+    """Standard input's terminal in a `with` block: it reads single keys, and pastes are marked.
 
-    What was typed and not read at the end is thrown away: nothing of it is for the shell that comes next.
+    Unread bytes are dropped at the end, so that the shell does not get them.
     """
 
     def __init__(self, *, echo: bool = False) -> None:
@@ -55,11 +55,11 @@ class Keyboard:
         signal.signal(signal.SIGCONT, self._resumed)
         with contextlib.suppress(OSError):
             click.echo(drawn("\x1b[?2004l"), nl=False)
-        with contextlib.suppress(termios.error):  # the terminal may be what has gone
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)
 
     def read(self, seconds: float) -> bytes | None:
-        """What is typed within so many seconds, b"" if nothing is; None when the terminal has gone."""
+        """The bytes typed within `seconds`, b"" if none; None if the terminal is closed."""
         if self._stopped:
             self._set()
         ready, _, _ = select.select([self._fd], [], [], seconds)
@@ -69,14 +69,14 @@ class Keyboard:
             return None
 
     def typed(self) -> bytes:
-        """What has been typed until now and is not read yet."""
+        """The typed bytes that are not read yet."""
         data = b""
         while more := self.read(0):
             data += more
         return data
 
     def _resume(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopped = True  # and whatever ran meanwhile has set the terminal otherwise
+        self._stopped = True  # another program may have changed the modes meanwhile
 
     def _set(self) -> None:
         from shellback.settings import plain_terminal
@@ -85,14 +85,14 @@ class Keyboard:
         modes = termios.tcgetattr(self._fd)
         modes[3] &= ~(termios.ICANON | termios.IEXTEN | (0 if self._echo else termios.ECHO))
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
-        # What was typed before is kept: a person may be quicker than we start.
+        # TCSADRAIN keeps bytes that were typed before we started.
         termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)
         if not plain_terminal(by_kind=True):
             click.echo(drawn("\x1b[?2004h"), nl=False)
 
 
 def confirmed(question: str, *, default: bool = False) -> bool:
-    """Ask on standard error; only what is typed after the question was drawn answers, and nothing that is pasted.
+    """Ask on standard error. Only text typed after the question was drawn answers; a paste does not.
 
     Raises:
         Abort: The person ends the input.
@@ -119,24 +119,24 @@ def confirmed(question: str, *, default: bool = False) -> bool:
 
 
 class Lines:
-    """Lines of a pipe without waiting for them; None is the end. One is read ahead, when told to."""
+    """Lines of a pipe, read without blocking, one at a time when told to; None is the end."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._wanted = threading.Semaphore(0)
         self._reading = False
-        # Text of any encoding is taken; what is not UTF-8 in it is marked, and never ends the thread.
+        # Bytes that are not UTF-8 are replaced, so that they do not end the thread.
         cast("io.TextIOWrapper[Any]", sys.stdin).reconfigure(errors="replace")
         threading.Thread(target=self._read, daemon=True).start()
 
     def want(self) -> None:
-        """Begin to read the next line, unless that has begun."""
+        """Begin to read the next line, unless the thread already does."""
         if not self._reading:
             self._reading = True
             self._wanted.release()
 
     def wait(self, seconds: float) -> bool:
-        """Whether a line, or the end, has come within so many seconds; `taken` returns it."""
+        """Whether a line, or the end, comes within `seconds`; `taken` returns it."""
         try:
             self._line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -166,17 +166,17 @@ class Screen:
         self._shown: tuple[str, int] | None = None
 
     def piece(self, text: str) -> None:
-        """Text of the agent that may go on in the same line."""
+        """Print text of the agent, which may continue the same line."""
         self._hide()
         click.echo(self._behind_the_margin(text), nl=False)
 
     def said(self, text: str) -> None:
-        """Lines with anything in them that somebody else has said."""
+        """Print lines that contain text from elsewhere."""
         self.end_line()
         self.piece(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """A line of Shellback's own, from the first column on; what it quotes has been folded and made visible."""
+        """Print a line of Shellback's own in the first column; quoted text must be folded and made visible already."""
         self.end_line()
         click.echo(text)
 
@@ -188,13 +188,13 @@ class Screen:
         self._column = 0
 
     def entered(self, text: str) -> None:
-        """Leave what was typed on the screen, whole."""
+        """Print the whole typed text."""
         self.end_line()
         self._column = len(PROMPT)
         click.echo(PROMPT + self._behind_the_margin(f"{text}\n"), nl=False)
 
     def rest(self) -> None:
-        """Nothing more for now: show what is being typed, as it is now."""
+        """Draw the line being typed, if it has changed."""
         if self._column or self._editor is None:
             return
         row, back = shown = self._editor.row((columns() or 80) - len(PROMPT) - 1)
@@ -210,7 +210,7 @@ class Screen:
             self._shown = None
 
     def _behind_the_margin(self, text: str) -> str:
-        """The text with a margin in every line that the terminal will show of it, also where it would wrap."""
+        """The text with a margin in every row of the terminal, also where it would wrap."""
         if self._editor is None:
             self._column = 0 if text.endswith("\n") else 1
             return text
@@ -221,7 +221,7 @@ class Screen:
                 parts.append(char)
                 self._column = 0
                 continue
-            # What may be wide is taken for wide: a line that wraps a column early does no harm.
+            # Ambiguous characters count as wide: wrapping a column early does no harm.
             taken = 1 if char.isascii() or unicodedata.east_asian_width(char) not in "WFA" else 2
             if self._column + taken > width:
                 parts.append("\n")
@@ -235,18 +235,18 @@ class Screen:
 
 
 class Interrupts:
-    """Ctrl-C as a wish to look at. A second one, before the first was looked at, raises KeyboardInterrupt at once."""
+    """Notes Ctrl-C. A second Ctrl-C before the first is taken raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._wished = False
 
     def taken(self) -> bool:
-        """Whether there was one since the last time."""
+        """Whether Ctrl-C was pressed since the last call."""
         wished, self._wished = self._wished, False
         return wished
 
     def caught(self) -> contextlib.AbstractContextManager[None]:
-        """Within the block Ctrl-C is taken down instead of raised."""
+        """Within the block, Ctrl-C is noted instead of raised."""
 
         def note(_number: int, _frame: object) -> None:
             if self._wished:

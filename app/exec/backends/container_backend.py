@@ -63,7 +63,6 @@ class ContainerBackend(ChosenBackend):
     profiles = frozenset({WORK, READ_ONLY})
     probed_by = "container_probe:probe"
     inner = WORKSPACE
-    attempt = "a container"
 
     def __init__(  # noqa: PLR0913 - the settings that shape a container
         self,

@@ -86,8 +86,6 @@ class ChosenBackend(Backend):
     """The paths of the workspace that it protects from commands; None if it protects none."""
     probed_by: ClassVar[str] = ""
     """MODULE:FUNCTION in this package, which is given the backend and looks around in it; "" where nothing holds."""
-    attempt: ClassVar[str] = "it"
-    """What a try of it is made in, as `why` says it."""
     caution: ClassVar[str] = ""
     """A warning for people who chose it; it ends `why`."""
     without_limits: ClassVar[str] = ""

@@ -375,12 +375,12 @@ def test_auto_takes_the_sandbox_that_works(workspace: Path) -> None:
     assert chosen.backend.name == "bubblewrap"
     assert chosen.backend.network
     assert "at most 2 MiB" in chosen.backend.description
-    assert chosen.why == "BACKEND=auto, and a try in it succeeded"
+    assert chosen.why == "BACKEND=auto; bubblewrap works here"
 
 
 def test_a_failure_that_may_pass_is_no_reason_to_do_without(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "probe", out_of_memory)
-    with pytest.raises(BackendUnavailable, match="could not be found out: no memory; start again"):
+    with pytest.raises(BackendUnavailable, match="the test of the sandbox gave no result: no memory; start again"):
         choose(settings(workspace))
 
 

@@ -224,5 +224,5 @@ def test_a_look_around_that_the_machine_had_no_room_for_decides_nothing(
         return replace(trial.tried(*args, **more), **change)
 
     monkeypatch.setattr(probe, "tried", scarce)
-    with pytest.raises(BackendUnavailable, match="could not be found out"):
+    with pytest.raises(BackendUnavailable, match="gave no result"):
         choose(settings(workspace))

@@ -426,7 +426,7 @@ def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_p
     assert restored["state"] == "fail"
     assert lost.id in restored["text"]
     assert [one.state for one in loop.sessions()] == [SessionState.RUNNING]
-    assert_refused(told(loop, "kill", lost.id), "lives: process", str(lost.pid))
+    assert_refused(told(loop, "kill", lost.id), "its process", str(lost.pid))
     assert lost.pid is not None
     kill(lost.pid)
     loop.until("it has gone", lambda: not alive(lost.pid))

@@ -292,7 +292,7 @@ def test_its_own_model_is_used_unless_model_is_set(here: Path, monkeypatch: pyte
     assert model_of(AGENT="robots:late", MODEL_BASE_URL="http://127.0.0.1:1/v1") == "openai:x"
     with pytest.raises(ModelUnavailable, match="OPENAI_API_KEY"):
         model_of(AGENT="robots:late")
-    with pytest.raises(ModelUnavailable, match=r"MODEL_BASE_URL is set, and AGENT brings a model.*Set MODEL as well"):
+    with pytest.raises(ModelUnavailable, match=r"MODEL_BASE_URL is set, but the model of AGENT.*Set MODEL too"):
         model_of(AGENT="robots:with_one", MODEL_BASE_URL="http://127.0.0.1:1/v1")
     assert model_of(AGENT="robots:with_one", MODEL="offline", MODEL_BASE_URL="http://h/v1") == "function:offline"
     with pytest.raises(AgentError, match=r"MODEL_BASE_URL does not go with groq"):

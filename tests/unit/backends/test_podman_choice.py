@@ -48,7 +48,7 @@ def test_a_container_is_taken_where_it_is_asked_for(settings: dict[str, str], fo
     found["bubblewrap"] = Found(ok=True)
     chosen = choose(Settings.load({**settings, "BACKEND": "podman"}))
     assert chosen.backend.name == "podman"
-    assert chosen.why == "BACKEND=podman asks for it, and a try in a container succeeded"
+    assert chosen.why == "BACKEND=podman asks for it; podman works here"
 
 
 @pytest.mark.parametrize("name", ["bubblewrap", "podman"])
@@ -70,7 +70,7 @@ def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
     found["podman"] = BackendUnavailable("no image")
     chosen = choose(Settings.load(settings))
     assert (chosen.backend.name, chosen.fallen_back) == ("host", True)
-    assert "no sandbox can be had: no bubblewrap here" in chosen.why
+    assert "no sandbox works: no bubblewrap here" in chosen.why
     assert "no image" in chosen.why
     found["bubblewrap"] = Found(ok=True)
     assert choose(Settings.load(settings)).backend.name == "bubblewrap"
