@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
@@ -52,14 +52,8 @@ class Line:
         found = self._scan.found
         if not found.count:
             return None
-        return {
-            "count": found.count,
-            "counted": found.count < COUNTED,
-            "last_lines": list(found.lines),
-            "start": found.start,
-            "end": found.end,
-            "dropped": found.dropped,
-        }
+        told = asdict(found)
+        return {"counted": found.count < COUNTED, "last_lines": told.pop("lines"), **told}
 
     @property
     def dropped(self) -> int:
@@ -291,13 +285,6 @@ class Found:
     end: int = 0
     dropped: int = 0
 
-    def add(self, line: bytes) -> None:
-        """Count one more line."""
-        self.count += 1
-        if len(self.lines) < LINES:
-            text = decoded(line)
-            self.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")
-
 
 class LineScan:
     """Scans one log (`paths`: the log and its table of holes) for one pattern, block by block.
@@ -415,10 +402,14 @@ class LineScan:
             position = stop + 1
 
     def _note(self, line: bytes, start: int, end: int) -> None:
-        if not self.found.count:
-            self.found.start = start
-        self.found.add(line)
-        self.found.end = end
+        found = self.found
+        if not found.count:
+            found.start = start
+        found.count += 1
+        found.end = end
+        if len(found.lines) < LINES:
+            text = decoded(line)
+            found.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")
 
 
 def _line_in(text: bytes, number: int, at: int) -> tuple[int, int]:
