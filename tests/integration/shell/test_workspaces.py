@@ -29,7 +29,7 @@ from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec, EndedBy
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Grant
-from shellback.exec.shell import AsyncShell, SyncShell
+from shellback.exec.shell import AsyncShell, Shell, SyncShell
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.shell.workspaces.capability import ShellbackWorkspace, WorkspaceCapability
@@ -222,11 +222,12 @@ async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(engine
             await start
 
 
-def equipped(engine: Engine, files: Files, *, seconds: float = 600.0) -> TurnDeps:
-    """What a turn of the worker has for the code of its tools."""
+def equipped(engine: Engine, files: Files, *, seconds: float = 600.0) -> tuple[TurnDeps, Shell]:
+    """What a turn of the worker has for the code of its tools, and the shell in it."""
     deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=seconds)
     equipment.equip(deps, engine, plain_judge(engine), files)
-    return deps
+    assert deps.shell is not None
+    return deps, deps.shell
 
 
 async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as_one_row_in_each_step(
@@ -236,12 +237,10 @@ async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as
 
     async def replayed(ctx: RunContext[Any]) -> None:
         nonlocal step
-        deps = equipped(engine, files)
-        assert deps.shell is not None
+        _, shell = equipped(engine, files)
 
         async def plainly(line: str) -> str:
-            assert deps.shell is not None
-            return (await asyncio.to_thread(deps.shell.execute, line)).stdout
+            return (await asyncio.to_thread(shell.execute, line)).stdout
 
         with calling(ctx):
             step = 1
@@ -269,9 +268,8 @@ async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_r
     """A thread cannot be cancelled: that of a run which was cut off goes on with its next command."""
 
     async def replayed(ctx: RunContext[Any]) -> None:
-        deps = equipped(engine, files)
-        assert deps.shell is not None
-        shell, half, cut_off = deps.shell, threading.Event(), threading.Event()
+        _, shell = equipped(engine, files)
+        half, cut_off = threading.Event(), threading.Event()
 
         def both(*, wait: bool) -> list[str]:
             first = shell.execute("echo first >> ran; cat ran").stdout
@@ -437,10 +435,9 @@ async def _attached(ctx: RunContext[Any]) -> tuple[bool, str]:
 async def test_a_turn_has_a_shell_for_as_long_as_it_lasts_and_leaves_it_behind_when_it_is_carried(
     engine: Engine, files: Files
 ) -> None:
-    deps = equipped(engine, files, seconds=1.0)
-    assert deps.shell is not None
+    deps, shell = equipped(engine, files, seconds=1.0)
     assert deps.filesystem is not None
-    result = await asyncio.to_thread(deps.shell.execute, "sleep 60")
+    result = await asyncio.to_thread(shell.execute, "sleep 60")
     assert result.timed_out
     assert result.duration_seconds < 30
     with pytest.raises(PermissionError, match="nobody approved code outside of a tool call"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def all_of(covers: Covers) -> set[str]:
     return {*covers.readonly, *covers.stubs, *(path for path, _ in covers.placeholders)}
 
 
-def below(covers: tuple[str, ...], root: Path) -> set[str]:
+def below(covers: Iterable[str], root: Path) -> set[str]:
     return {os.path.relpath(path, root) for path in covers}
 
 
@@ -107,9 +107,7 @@ def test_a_placeholder_that_another_command_has_is_still_one(workspace: Path) ->
     git("config", "extensions.worktreeConfig", "true", cwd=workspace)
     look = Protected(workspace)
     before = look.covers()
-    assert {".git/commondir", ".git/config.worktree", ".gitconfig"} <= below(
-        tuple(dict(before.placeholders)), workspace
-    )
+    assert {".git/commondir", ".git/config.worktree", ".gitconfig"} <= below(dict(before.placeholders), workspace)
     for path, content in before.placeholders:
         make(path, content, None)
     assert look.covers() == before
@@ -176,7 +174,7 @@ def test_submodules_and_their_submodules_are_covered(workspace: Path, tmp_path: 
     repository(workspace)
     git("submodule", "--quiet", "add", str(middle), "libs/objects", cwd=workspace)
     git("submodule", "--quiet", "update", "--init", "--recursive", cwd=workspace)
-    found = {os.path.relpath(path, workspace) for path in all_of(Protected(workspace).covers())}
+    found = below(all_of(Protected(workspace).covers()), workspace)
     for place in (".git", ".git/modules/libs/objects", ".git/modules/libs/objects/modules/deep"):
         assert {f"{place}/hooks", f"{place}/config", f"{place}/commondir"} <= found
     assert {"libs/objects/.git", "libs/objects/deep/.git"} <= found
@@ -184,12 +182,10 @@ def test_submodules_and_their_submodules_are_covered(workspace: Path, tmp_path: 
 
 def test_bare_repositories_are_covered_also_in_the_root(workspace: Path) -> None:
     git("init", "-q", "--bare", str(workspace / "store.git"), cwd=workspace)
-    found = {os.path.relpath(path, workspace) for path in all_of(Protected(workspace).covers())}
+    found = below(all_of(Protected(workspace).covers()), workspace)
     assert {"store.git/hooks", "store.git/config", "store.git/commondir", "HEAD"} <= found
     covers = Protected(workspace / "store.git").covers()
-    assert {"hooks", "config", "commondir", ".git"} <= {
-        os.path.relpath(path, workspace / "store.git") for path in all_of(covers)
-    }
+    assert {"hooks", "config", "commondir", ".git"} <= below(all_of(covers), workspace / "store.git")
     assert f"{workspace}/store.git/HEAD" not in all_of(covers)
 
 
