@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from shellback.exec.supervisor.process import landlock
-from tests.databases import unavailable
+from tests.databases import unavailable, unless
 from tests.forks import fork
 
 NOBODY: Final = 65534
@@ -74,9 +74,7 @@ def become(uid: int) -> None:
 
 @pytest.fixture
 def place() -> Generator[Place]:
-    why = landlock.refusal()
-    if why is not None:
-        unavailable(why)
+    unless(landlock.refusal())
     uid = NOBODY if os.getuid() == 0 else os.getuid()
     base = Path(tempfile.mkdtemp())
     base.chmod(0o755)

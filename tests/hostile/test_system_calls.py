@@ -20,7 +20,7 @@ import pytest
 from shellback.exec.backends.seccomp import DENIED, NEWEST, program
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable
-from tests.databases import unavailable
+from tests.databases import unless
 from tests.supervisors import WHO
 
 RETURN, ERRNO = 0x06, 5
@@ -124,8 +124,7 @@ def trouble() -> str | None:
 @pytest.fixture(autouse=True)
 def bubblewrap() -> None:
     """Skip where bubblewrap cannot run."""
-    if (reason := trouble()) is not None:
-        unavailable(reason)
+    unless(trouble())
 
 
 def run(command: list[str], code: bytes | None, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import landlock
-from tests.databases import unavailable
+from tests.databases import unless
 from tests.execs import end_of, places, run
 
 pytestmark = pytest.mark.anyio
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def _landlock() -> None:
-    why = landlock.refusal()
-    if why is not None:
-        unavailable(why)
+    unless(landlock.refusal())
 
 
 @pytest.fixture
