@@ -138,7 +138,7 @@ def test_the_worker_believes_no_part_of_a_record_that_is_not_whole(
     assert end_of(RECORD).exit_code == 3
     end = end_of({**RECORD, **changed})
     assert (end.state, end.evidence, end.exit_code, end.signal) == ("lost", "record_unreadable", None, None)
-    assert "an exit record of another version" in caplog.text
+    assert "an exit record cannot be read" in caplog.text
 
 
 async def test_a_request_that_is_too_long_is_refused_at_once(sup: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -75,7 +76,8 @@ def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> 
     """
     with linux.opened(_START_LOCK, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _answers(folder_fd):
+        with contextlib.suppress(OSError):
+            connect(folder_fd).close()
             return
         if kept(folder_fd):
             # The supervisor is being replaced, or both are about to end.
@@ -95,14 +97,6 @@ def kept(folder_fd: int) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _answers(folder_fd: int) -> bool:
-    try:
-        connect(folder_fd).close()
-    except OSError:
-        return False
-    return True
 
 
 def become_service(home: Path, crash_dir: str | None) -> NoReturn:

@@ -254,7 +254,7 @@ class Reaching:
             connection.close()
             raise SupervisorUnreachable(
                 f"the supervisor refuses: {answer['message']}; this program speaks version {VERSION}. "
-                "Let what runs end (`shellback ps` of that version), then start the supervisor anew"
+                "Let its commands end (`shellback ps` of that version), then restart the supervisor"
             )
         connection.info = answer
         if self._missed:
@@ -334,7 +334,7 @@ class Reaching:
                     return answer
         except ProtocolError as error:
             raise InvalidCommand(str(error)) from None
-        raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
+        raise SupervisorUnreachable("the supervisor keeps ending: read supervisor/supervisor.log in its home")
 
     async def _act(self, message: Message, *, longer_s: float = 0.0) -> Message:
         return answers.checked(await self._ask(message, longer_s=longer_s), message)

@@ -132,7 +132,7 @@ def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
     """The end in an exit record; for an unreadable record, `lost` with RECORD_UNREADABLE."""
     whole = exit_record(record)
     if whole is None:
-        log.error("an exit record of another version or none at all: %.500r", record)
+        log.error("an exit record cannot be read: %.500r", record)
         return SessionEnd(state=SessionState.LOST, evidence=Evidence.RECORD_UNREADABLE, ended_at=time.time())
     return SessionEnd.of(whole)
 

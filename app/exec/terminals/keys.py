@@ -110,7 +110,7 @@ def _pressed(key: str, *, application: bool) -> bytes:
 
 
 def _named(key: str, *, application: bool = False) -> bytes | None:
-    """The bytes of the key with this name; None if no terminal has it."""
+    """The bytes of the key with this name; None for a name or combination that no terminal has."""
     if len(key) == 2 and key[0] == "^":
         return _control(key[1])
     found = _MODIFIED.match(key)
@@ -121,11 +121,6 @@ def _named(key: str, *, application: bool = False) -> bytes | None:
         modifiers, name = modifiers | {"S"}, "Tab"
     if len(name) == 1 and not modifiers:
         return None
-    return _sent(modifiers, name, application=application)
-
-
-def _sent(modifiers: frozenset[str], name: str, *, application: bool) -> bytes | None:
-    """The bytes of a key; None for a name or combination that no terminal has."""
     number = 1 + sum(_BITS[one] for one in modifiers)
     if letter := _CURSOR.get(name) or _FUNCTION.get(name):
         start = "\x1bO" if application or name in _FUNCTION else "\x1b["

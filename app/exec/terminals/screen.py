@@ -91,7 +91,7 @@ class Screens:
         async with view.busy:
             size = await self._size(session, view)
             end = log.size()
-            await self._scan(view, log, end)
+            view.scanned = await _fed(view.modes, log, view.scanned, end)
             await self._draw(view, log, size, end)
             return _shown(view)
 
@@ -111,7 +111,7 @@ class Screens:
         """The modes of its terminal. Raises what `of` does."""
         log, view = self._opened(session)
         async with view.busy:
-            await self._scan(view, log, log.size())
+            view.scanned = await _fed(view.modes, log, view.scanned, log.size())
             return view.modes.names
 
     def resized(self, session: Session, size: WindowSize) -> None:
@@ -137,9 +137,6 @@ class Screens:
             if look is not None and look.terminal is not None and look.terminal.rows and look.terminal.cols:
                 return WindowSize(look.terminal.rows, look.terminal.cols)
         return view.size
-
-    async def _scan(self, view: _View, log: OutputLog, end: int) -> None:
-        view.scanned = await _fed(view.modes, log, view.scanned, end)
 
     async def _draw(self, view: _View, log: OutputLog, size: WindowSize, end: int) -> None:
         if view.emulator is None or end - view.drawn > WINDOW:

@@ -155,8 +155,8 @@ class Watcher:
                             return
                         await self._follow(found)
                         delay_s = FIRST_DELAY_S
-                    except Exception as error:  # noqa: BLE001 - no error may end the watch
-                        log.warning("watch %s cannot be looked after: %s; again in %.1f s", watch.id, error, delay_s)
+                    except Exception as error:  # noqa: BLE001 - no error may lose the watch
+                        log.warning("watch %s cannot be evaluated: %s; again in %.1f s", watch.id, error, delay_s)
                         await asyncio.sleep(delay_s)
                         delay_s = min(delay_s * 2, LONGEST_DELAY_S)
         finally:

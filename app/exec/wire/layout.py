@@ -55,8 +55,8 @@ FIRST: Final = "init."
 """Precedes the session id in the marker of the first process of a PID namespace."""
 
 FOREIGN: Final = (
-    "the state directory {home} is one of another version of Shellback: finish what is under way with that version, "
-    "then name a new one (SHELLBACK_HOME)"
+    "the state directory {home} belongs to another version of Shellback: finish its work with that version, "
+    "then set SHELLBACK_HOME to a new directory"
 )
 
 

@@ -217,7 +217,7 @@ async def test_a_supervisor_of_another_version_is_refused_with_what_to_do(
     async with service(outside):
         monkeypatch.setattr(reaching, "VERSION", version)
         with pytest.raises(
-            SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let what runs end.*start the supervisor"
+            SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let its commands end.*restart the supervisor"
         ):
             await outside.client.connect()
 

@@ -276,7 +276,7 @@ async def test_a_watch_survives_a_store_that_fails_for_a_while(on: Scene, caplog
     on.fired.refuses = True
     session = await launch(on.engine, "echo hit; sleep 600")
     await on.place(session, pattern="hit")
-    await until(lambda: "cannot be looked after" in caplog.text)
+    await until(lambda: "cannot be evaluated" in caplog.text)
     on.fired.refuses = False
     (told,) = await on.fired.times(1)
     assert told["hit"] == 1

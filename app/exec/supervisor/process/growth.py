@@ -35,8 +35,6 @@ class _Waiter:
 class Growth:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._of: dict[str, list[_Waiter]] = {}
-        self._by: dict[Peer, dict[object, _Waiter]] = {}
 
     def wait(self, peer: Peer, message: Message, job: Job, more: Message | None = None) -> Message | None:
         """The answer if it can be given now; else None, and it is sent later with `more`, unless the peer withdraws.
@@ -53,25 +51,23 @@ class Growth:
         due = size > beyond or err_size > err
         if job.record is not None or (due and rest_s <= 0) or timeout_s <= 0:
             return sizes(job)
-        ours, others = self._by.get(peer, {}), self._of.get(job.session_id, [])
         number = message.get("id")
-        if len(ours) >= PER_CLIENT or len(others) >= PER_SESSION or number in ours:
+        if len(peer.waits) >= PER_CLIENT or len(job.waits) >= PER_SESSION or number in peer.waits:
             raise Refused("busy", "too many wait for output already")
         began = now()
         waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due, more or {})
         waiter.timer = self._loop.at(began + (rest_s if due else timeout_s), lambda: self._tell(waiter))
-        self._by.setdefault(peer, {})[number] = waiter
-        self._of.setdefault(job.session_id, []).append(waiter)
+        peer.waits[number] = waiter
+        job.waits.append(waiter)
         return None
 
     def grew(self, job: Job) -> None:
         """Answer the requests that the job's output now fulfils."""
-        waiters = self._of.get(job.session_id)
-        if not waiters:
+        if not job.waits:
             return
         at, (size, err) = now(), _sizes(job)
         # This runs on each read of output. Most requests wait for more, and cost almost nothing.
-        told = [one for one in waiters if not one.due and (size > one.beyond or err > one.err_beyond)]
+        told = [one for one in job.waits if not one.due and (size > one.beyond or err > one.err_beyond)]
         for waiter in told:
             if at >= waiter.earliest:
                 self._tell(waiter)
@@ -82,18 +78,17 @@ class Growth:
 
     def ended(self, job: Job) -> None:
         """Answer all requests for a job that has ended."""
-        for waiter in list(self._of.get(job.session_id, ())):
+        for waiter in list(job.waits):
             self._tell(waiter)
 
     def withdraw(self, peer: Peer, number: object) -> None:
         """Drop a request that its peer has withdrawn."""
-        waiter = self._by.get(peer, {}).get(number)
-        if waiter is not None:
+        if (waiter := peer.waits.get(number)) is not None:
             self._forget(waiter)
 
     def left(self, peer: Peer) -> None:
         """Drop the requests of a peer that has left."""
-        for waiter in list(self._by.get(peer, {}).values()):
+        for waiter in list(peer.waits.values()):
             self._forget(waiter)
 
     def _tell(self, waiter: _Waiter) -> None:
@@ -102,16 +97,10 @@ class Growth:
 
     def _forget(self, waiter: _Waiter) -> None:
         waiter.timer.cancel()
-        ours = self._by.get(waiter.peer, {})
-        ours.pop(waiter.number, None)
-        if not ours:
-            # The peer may have left already: its write may be answered later.
-            self._by.pop(waiter.peer, None)
-        others = self._of.get(waiter.job.session_id, [])
-        if waiter in others:
-            others.remove(waiter)
-        if not others:
-            self._of.pop(waiter.job.session_id, None)
+        # It may be gone already: an answer to another request can disconnect the peer.
+        waiter.peer.waits.pop(waiter.number, None)
+        if waiter in waiter.job.waits:
+            waiter.job.waits.remove(waiter)
 
 
 def sizes(job: Job) -> Message:

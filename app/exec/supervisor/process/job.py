@@ -43,7 +43,8 @@ class Job:
     `notes` are what a later supervisor needs; they are kept in `running.json`. `start` is in ticks since boot, `began`
     in seconds since boot. `over`: the process has ended. `known` is the last tick at which the pid belonged to the
     process. An adopted job is a child of the keeper, not ours. `init` is pid and start of the first process of its PID
-    namespace, while that exists. `launching` are callbacks for the moment when it has a process.
+    namespace, while that exists. `launching` are callbacks for the moment when it has a process, `waits`
+    the requests that wait for more output.
     """
 
     session_id: str
@@ -62,6 +63,7 @@ class Job:
     record: ExitRecord | None = None
     init: tuple[int, int] | None = None
     launching: list[Callable[[], None]] | None = None
+    waits: list[Any] = field(default_factory=list[Any])
 
     @property
     def target(self) -> Target:

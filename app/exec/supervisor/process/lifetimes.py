@@ -9,8 +9,7 @@ from typing import Final
 from shellback.exec.supervisor.process.job import Job, target_of
 from shellback.exec.supervisor.process.kill import Killer
 from shellback.exec.supervisor.records.records import Records
-from shellback.exec.wire.fields import SESSION_ID, Message
-from shellback.exec.wire.protocol import ExitRecord
+from shellback.exec.wire.protocol import SESSION_ID, ExitRecord, Message
 
 TURN: Final = "turn"
 CONVERSATION: Final = "conversation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from shellback.exec.supervisor.loop import IN, OUT, Loop
 from shellback.exec.wire import layout
@@ -28,6 +28,8 @@ class Peer:
         self._unsent = bytearray()
         self.open = True
         self.watches = False
+        self.waits: dict[object, Any] = {}
+        """Requests for more output that wait, by number."""
         self.closed: Callable[[Peer, str], None] = lambda _peer, _why: None
         connection.setblocking(False)
         loop.watch(self._fd, self._ready, IN)

@@ -25,8 +25,7 @@ from shellback.exec.supervisor.sandbox.cgroups import Groups
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire import linux
-from shellback.exec.wire.fields import Message, Refused
-from shellback.exec.wire.protocol import Loss
+from shellback.exec.wire.protocol import Loss, Message, Refused
 from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
 
 MOST: Final = 128

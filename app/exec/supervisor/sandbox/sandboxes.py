@@ -22,8 +22,7 @@ from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphan
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.stubs import Stubs
 from shellback.exec.wire import layout, linux
-from shellback.exec.wire.fields import Refused
-from shellback.exec.wire.protocol import Loss, StartRequest
+from shellback.exec.wire.protocol import Loss, Refused, StartRequest
 
 INSTANCE: Final = "instance"
 STUBS: Final = "stubs"

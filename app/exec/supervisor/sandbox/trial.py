@@ -22,8 +22,7 @@ from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
 from shellback.exec.supervisor.sandbox.losses import Losses, Place
 from shellback.exec.wire import linux
-from shellback.exec.wire.fields import Refused
-from shellback.exec.wire.protocol import StartRequest
+from shellback.exec.wire.protocol import Refused, StartRequest
 
 INSTANCE: Final = "instance"
 COMMAND: Final = "command"

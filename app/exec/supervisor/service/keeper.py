@@ -38,8 +38,8 @@ _ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "r
 """Orders to a service: `end` the commands and exit, or `retire`: exit as soon as none runs."""
 
 _BUSY: Final = (
-    "shellback: a supervisor serves {home} already: stop that one, or let it end by itself "
-    "(one that a worker started does so when nothing has run for a while), then start this again\n"
+    "shellback: a supervisor serves {home} already: stop it, or let it end by itself "
+    "(if a worker started it, it ends after a while without commands), then start this again\n"
 )
 
 
@@ -270,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="shellback-keeper")
     parser.add_argument("home")
     parser.add_argument("--crash-dir")
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds; 0 is for ever")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds without work before it ends; 0: never")
     parser.add_argument("--service", action="store_true")
     given = parser.parse_args()
     folder = os.path.join(given.home, layout.SUPERVISOR)

@@ -248,7 +248,7 @@ class _Recovery:
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
             if isinstance(error, OSError) and (error.errno in _NO_ROOM or self._failures < _TRIES - 1):
                 raise
-            self._sup.diary.note(f"{name}: cannot be taken over: {type(error).__name__}")
+            self._sup.diary.note(f"{name}: cannot be recovered: {type(error).__name__}")
 
     def _look(self) -> list[procfs.Proc]:
         procs = procfs.snapshot()

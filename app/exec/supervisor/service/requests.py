@@ -28,7 +28,7 @@ from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, num
 from shellback.exec.wire.protocol import KILLERS, VERSION
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
+_GONE: Final = "the state directory was removed; no command starts before its running commands have ended"
 _MOMENT_S: Final = 0.05
 _HEARD_S: Final = 1.0
 """How long a supervisor that was told to end waits for acknowledgements; later the next one tells the ends."""
@@ -101,7 +101,7 @@ class Requests:
         self._peers.discard(peer)
         self._sup.growth.left(peer)
         if why:
-            self._sup.diary.note(f"client cut off: {why}")
+            self._sup.diary.note(f"client disconnected: {why}")
         self._rest()
 
     def _handle(self, peer: Peer, message: Message) -> None:
@@ -336,7 +336,7 @@ class Requests:
         # A client that connects now is disconnected without an answer, and starts a new keeper.
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        self._sup.diary.note("ends: nobody needs it")
+        self._sup.diary.note("ends: no client and no command")
         self._loop.stop()
 
 

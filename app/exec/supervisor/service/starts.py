@@ -35,7 +35,7 @@ class Starts:
         request = StartRequest.from_wire(message)
         name = request.session_id
         if request.boot_id != self._sup.boot_id:
-            raise Refused("boot_id", "the machine has been started anew since this command was to run")
+            raise Refused("boot_id", "the machine was rebooted after this start was requested")
         if name in self._sup.jobs or name in self._sup.ledger.ended:
             job = self._sup.jobs.get(name)
             if job is not None and job.when_launched(lambda: reply(self._already(name))):

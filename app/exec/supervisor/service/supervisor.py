@@ -189,7 +189,7 @@ class Supervisor:
             survivors = self._survivors(job)
         except OSError as error:
             # No descriptor for the search; the end needs none and must be recorded now.
-            self.diary.note(f"{job.session_id}: not looked for survivors: {error.strerror}")
+            self.diary.note(f"{job.session_id}: survivors not searched: {error.strerror}")
             survivors = []
         exited = code == os.CLD_EXITED
         state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
