@@ -39,7 +39,7 @@ READ_S: Final = 0.7
 """The time between a request and its question, so that a key meant for something else is not an answer."""
 AGAIN_S: Final = 5.0
 """A second Ctrl-C within this time leaves."""
-HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
+HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; other text is sent after you decide"
 HOW_SESSION: Final = "s allows this and all further input, without asking, until the process ends"
 UNASKED: Final = "not an answer: it was pasted, or typed before the question was shown. Type it again to decide"
 HELP: Final = (
