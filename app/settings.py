@@ -390,11 +390,7 @@ class Origins:
 
 
 def origins() -> Origins:
-    """The source of each setting, without values.
-
-    Raises:
-        SettingsError: `.env` cannot be read.
-    """
+    """The source of each setting, without values; SettingsError if `.env` cannot be read."""
     import difflib
 
     known = {name.upper() for name in Settings.model_fields}

@@ -198,11 +198,7 @@ def _find_host(where: Place, given: str) -> Host:
 
 
 def _gone(where: Place, host_id: str, *, force: bool) -> Host:
-    """The host, if its lease has ended or `force` is set.
-
-    Raises:
-        Refused: The host holds its lease.
-    """
+    """The host, if its lease has ended or `force` is set; Refused if the host holds its lease."""
     from shellback.work.hosts import hosts
 
     lease_s = where.settings.host_lease_seconds

@@ -54,11 +54,7 @@ def how(end: SessionEnd) -> str:
 
 
 def find(where: Place, given: str) -> Unknown:
-    """The unknown process whose id is `given` or begins with it.
-
-    Raises:
-        Refused: There is none, or no supervisor answers.
-    """
+    """The unknown process whose id is `given` or begins with it; Refused if there is none, or no supervisor answers."""
     try:
         return chosen(listed(where), given)
     except Refused as refused:
@@ -68,11 +64,7 @@ def find(where: Place, given: str) -> Unknown:
 
 
 def chosen(found: Sequence[Unknown], given: str) -> Unknown:
-    """The one whose id is `given` or begins with it.
-
-    Raises:
-        Refused: No or several ids match.
-    """
+    """The one whose id is `given` or begins with it; Refused if no or several ids match."""
     by_id: dict[str, Unknown] = {one.id: one for one in found}
     name = the_one(by_id, given, "unknown processes")
     if name is None:

@@ -42,11 +42,7 @@ def find(
 
 
 def get(conn: sa.Connection, given: str) -> Finding:
-    """The only finding whose id begins with `given`.
-
-    Raises:
-        NoSuchFinding: There is none, or more than one.
-    """
+    """The only finding whose id begins with `given`; NoSuchFinding if there is none, or more than one."""
     begins = findings.c.id.startswith(given, autoescape=True)
     found = conn.execute(sa.select(findings).where(begins).limit(2)).mappings().all()
     if len(found) != 1 or not given:

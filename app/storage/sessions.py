@@ -253,11 +253,7 @@ def typed_last(conn: sa.Connection, session_id: SessionId, besides: str) -> dict
 
 
 def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> None:
-    """Record the outcome of a call; the first one stays.
-
-    Raises:
-        InvalidTransition: The call was never begun.
-    """
+    """Record the outcome of a call; the first one stays. InvalidTransition if the call was never begun."""
     call = lock_row(conn, calls, key)
     if call is None:
         raise InvalidTransition(f"call {key} ends but was never begun")
@@ -360,11 +356,7 @@ _SHOWN: Final = (
 
 
 def pin(conn: sa.Connection, session_id: SessionId, pinned: bool | None) -> None:
-    """Pin or hide the block of a session; with None its end decides.
-
-    Raises:
-        SessionNotFound: No session has this id.
-    """
+    """Pin or hide the block of a session; with None its end decides. SessionNotFound if no session has this id."""
     if not change(conn, sessions, session_id, pinned=pinned):
         raise SessionNotFound(session_id)
 

@@ -41,11 +41,7 @@ def leading_to(head_id: str, limit: int | None, *more: sa.ColumnElement[Any]) ->
 
 
 def messages(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The messages of these entries, in this order.
-
-    Raises:
-        LookupError: An entry is not stored any more.
-    """
+    """The messages of these entries, in this order; LookupError if an entry is not stored any more."""
     query = sa.select(_entries.id, _entries.message).where(_entries.id.in_(ids))
     found = {row.id: row.message for row in conn.execute(query)}
     missing = [entry_id for entry_id in ids if entry_id not in found]

@@ -125,11 +125,7 @@ class Container:
 
     @classmethod
     def from_json(cls, text: str) -> Container:
-        """Read `to_json`.
-
-        Raises:
-            ValueError: It is not one.
-        """
+        """Read `to_json`; ValueError if it is malformed."""
         try:
             row: dict[str, Any] = json.loads(text)
             row["mounts"] = tuple(Mount(**one) for one in row["mounts"])

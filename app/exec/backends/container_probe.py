@@ -206,11 +206,7 @@ _REACHED: Final = {
 
 
 def _wrong(backend: ContainerBackend, profile: str, seen: dict[str, Any]) -> Iterator[str]:
-    """What is not in force and has to be, in words.
-
-    Raises:
-        WorkspaceUnusable: Commands cannot write it.
-    """
+    """What is not in force and has to be, in words; WorkspaceUnusable if commands cannot write it."""
     work = profile == WORK
     status = {key: value.strip() for key, value in seen["status"].items()}
     if set(status["Uid"].split()) != {str(backend.user)} or set(status["Gid"].split()) != {str(backend.group)}:

@@ -59,11 +59,7 @@ def _end(root: Root, path: str) -> os.stat_result | None:
 
 
 def entry_of(root: Root, path: str, place: Place) -> Entry:
-    """The entry of a place that was found for `path`.
-
-    Raises:
-        FileNotFoundError: Nothing stands there.
-    """
+    """The entry of a place that was found for `path`; FileNotFoundError if nothing stands there."""
     shown = root.asked(path, place.names)
     return entry(root, os.path.basename(shown), shown, place.there)
 

@@ -173,19 +173,11 @@ class Files:
         return await self._looked(path, partial(entry_of, self._root, path))
 
     async def list_dir(self, path: str = ".") -> list[Entry]:
-        """The entries of a directory, sorted by name.
-
-        Raises:
-            FileTooLarge: It has more than 100,000.
-        """
+        """The entries of a directory, sorted by name; FileTooLarge if it has more than 100,000."""
         return await self._looked(path, partial(listed, self._root, path))
 
     async def make_dir(self, path: str) -> bool:
-        """Make a directory and those on the way; False if it was there.
-
-        Raises:
-            CommandDenied: `forbidden` has a reason.
-        """
+        """Make a directory and those on the way; False if it was there. CommandDenied if `forbidden` has a reason."""
 
         def make() -> bool:
             with self._root.place(_bare(path), making=self._permit) as place:

@@ -191,11 +191,7 @@ class PersistentShells:
         return session
 
     async def check_free(self, session: Session) -> None:
-        """Whether a shell would take a command now.
-
-        Raises:
-            ShellBusy: A command runs in it.
-        """
+        """Whether a shell would take a command now; ShellBusy if a command runs in it."""
         known = self._of(session)
         if known.busy or not (known.rests() or await known.ready()):
             raise ShellBusy(telling.BUSY.format(session.id))

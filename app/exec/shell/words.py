@@ -149,11 +149,7 @@ class CommandValidator:
                 raise CommandDenied(f"Command not in allowlist: {name}")
 
     def check_patterns(self, text: str) -> None:
-        """Accept a text of any length without a blocked pattern.
-
-        Raises:
-            PermissionError: There is one.
-        """
+        """Accept a text of any length without a blocked pattern; PermissionError if there is one."""
         for pattern in sorted(self._blocked):
             if pattern in text:
                 raise CommandDenied(f"Command contains blocked pattern: {pattern}")

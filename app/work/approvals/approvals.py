@@ -90,11 +90,7 @@ def why_not_for_session(request: Request) -> str | None:
 
 
 def get(conn: sa.Connection, request_id: str) -> Request:
-    """The request whose id is or begins with `request_id`.
-
-    Raises:
-        UnknownApproval: No request matches, or more than one.
-    """
+    """The request whose id is or begins with `request_id`; UnknownApproval if no request matches, or more than one."""
     query = sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True))
     rows = conn.execute(query.limit(2)).mappings().all()
     if len(rows) != 1:

@@ -57,11 +57,7 @@ class Webhook:
     url: str
 
     async def send(self, payload: dict[str, Any]) -> None:
-        """Deliver one notice.
-
-        Raises:
-            NotSent: No connection, or another status.
-        """
+        """Deliver one notice; NotSent without a connection, or for another status."""
         # In a thread: reading the certificates takes tens of milliseconds and would block turns.
         trusted = await asyncio.to_thread(_trusted)
         try:

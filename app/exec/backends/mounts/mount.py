@@ -112,11 +112,7 @@ class Roots(contextlib.ExitStack):
             self._fds.append(fd)
 
     def find(self, mount: HostMount) -> str:
-        """The real path of what a mount copies.
-
-        Raises:
-            MountUnusable: It is missing, or in no allowed root.
-        """
+        """The real path of what a mount copies; MountUnusable if it is missing, or in no allowed root."""
         if not self.paths:
             raise MountUnusable(
                 f"the mount of {mount.shown} is refused: mounts may come from nowhere here; name the directories that"

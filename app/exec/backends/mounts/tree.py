@@ -51,11 +51,7 @@ class Entry:
 
 
 def plan(mounts: Sequence[HostMount], roots: Roots) -> list[Entry]:
-    """Everything that the mounts bring together.
-
-    Raises:
-        MountUnusable: One cannot be copied whole, or two bring the same.
-    """
+    """Everything that the mounts bring together; MountUnusable if one cannot be copied whole, or two bring the same."""
     found: dict[str, tuple[HostMount, Entry]] = {}
     for mount in mounts:
         for entry in _Walk(mount, roots).entries():

@@ -109,11 +109,7 @@ class GuardedFiles:
         return await self.files.read_bytes(path, check=await self._shown(path))
 
     async def read_text(self, path: str) -> str:
-        """All of a file as UTF-8.
-
-        Raises:
-            UnicodeDecodeError: It is something else.
-        """
+        """All of a file as UTF-8; UnicodeDecodeError if it is something else."""
         return (await self.read_bytes(path)).decode()
 
     async def write_bytes(self, path: str, data: bytes) -> Entry:

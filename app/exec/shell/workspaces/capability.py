@@ -198,11 +198,7 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         return self._ref
 
     async def working_dir(self) -> str:
-        """The directory that commands start in, as they see it.
-
-        Raises:
-            WorkspaceUnavailableError: It is gone.
-        """
+        """The directory that commands start in, as they see it; WorkspaceUnavailableError if it is gone."""
         if self._eager:
             await self._there()
         else:
