@@ -1,4 +1,4 @@
-"""Shells that need nothing around them: each has an engine, a supervisor and a private state directory of its own."""
+"""Stand-alone shells: each has its own engine, supervisor and private state directory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
 
 
 class Made(NamedTuple):
-    """Where commands run, and what holds them."""
+    """A backend, its supervisor and its containers."""
 
     backend: Backend
     supervisor: SupervisorPort
@@ -53,16 +53,16 @@ class Made(NamedTuple):
 
 
 class Standalone(SyncShell):
-    """What they have in common. Whoever makes one is the operator: all but the default denials runs.
+    """Base of the stand-alone shells. Its maker acts as the operator: everything runs except the default denials.
 
-    Nothing is started before the first command. Any number of threads may use it. Commands that begin at one call may
-    leave processes behind, which live until `close`. `allowed_commands` are all programs that may be named,
-    `blocked_commands` text that may not; `env_names` may be set although they are refused else; `allowed_paths` are
-    directories besides `root` where a command of `HostShell` may begin; `place` is for what runs commands in `root`.
+    Nothing starts before the first command. Any number of threads may use it. Processes that a command leaves behind
+    live until `close`. `allowed_commands` are the only programs that may be named, `blocked_commands` is forbidden
+    text; `env_names` may be set although their names are refused otherwise; `allowed_paths` are further directories
+    in which a command of `HostShell` may begin; `place` has options of the backend.
     """
 
     _make: Callable[..., Made]
-    """Called with root, state directory, supervisor of this machine and `place`."""
+    """Called with root, state directory, host supervisor and `place`."""
     _elsewhere = False
     """Whether commands may begin outside of `root`."""
 
@@ -96,10 +96,9 @@ class Standalone(SyncShell):
         )
 
     def close(self) -> None:
-        """End everything that runs, wait for the supervisor to go and remove the state. Repeating it changes nothing.
+        """Kill everything, wait for the end of the supervisor, remove the state. Idempotent.
 
-        A call that another thread waits in returns, with the end that this made; no other begins. In a process that
-        was forked from the one that made the shell, nothing is ended: it is not its own.
+        Waiting calls of other threads return; no new call begins. In a forked process it does nothing.
         """
         if self._own.here:
             self.leave()
@@ -130,16 +129,16 @@ def in_container(
     log: WorkspaceStore | None = None,
     **options: Any,
 ) -> Made:
-    """A backend of this kind whose containers go with its state; `options` are its own, the image for example."""
+    """A container backend whose containers are removed with its state; `options` of the backend, as the image."""
     containers = Containers(state / "containers", engine(), log=log)
     backend = kind(root, containers, hidden=[state], **options)
     return Made(backend, Supervisors(host, state, containers=containers, host_needed=False), containers)
 
 
 class HostShell(Standalone):
-    """Commands as plain processes of this machine, which can do whatever their user can: for trusted input only.
+    """Commands as plain processes of this machine, without a sandbox: for trusted input only.
 
-    As root, they run as an unprivileged user, who has to be able to write `root`.
+    If we are root, they run as an unprivileged user, who must be able to write `root`.
     """
 
     _make = staticmethod(_on_host)
@@ -147,34 +146,34 @@ class HostShell(Standalone):
 
 
 class BubblewrapShell(Standalone):
-    """Commands in a sandbox of bubblewrap: they write `root` and see of the host what programs need.
+    """Commands in bubblewrap: they write `root`, and see only the parts of the host that programs need.
 
-    `network=True` gives them the host's. /tmp is private, and a command may begin there.
+    `network=True` gives them the host's network. /tmp is private, and a command may begin there.
     """
 
     _make = staticmethod(_in_bubblewrap)
 
 
 class PodmanShell(Standalone):
-    """Commands in a container of podman, where `root` is /workspace; without network unless `network=True`.
+    """Commands in a podman container, where `root` is /workspace; without network unless `network=True`.
 
-    `image` has to be here; nothing is downloaded. `close` removes the container.
+    `image` must be present; nothing is downloaded. `close` removes the container.
     """
 
     _make = staticmethod(partial(in_container, PodmanBackend, Podman))
 
 
 class DockerShell(Standalone):
-    """The same in a container of docker, at docker's own socket; as root only."""
+    """The same in a docker container, by docker's default socket; root only."""
 
     _make = staticmethod(partial(in_container, DockerBackend, Docker))
 
 
 LOG_BYTES: Final = 16 * 1024 * 1024
 KEPT: Final = 32
-"""So many commands that have ended can still be asked for."""
+"""Ended commands that are kept."""
 _IDLE_S: Final = 5.0
-"""How long a supervisor is there after whoever forgot to close the shell."""
+"""Seconds after which a supervisor without clients ends, if `close` was forgotten."""
 _CLOSE_S: Final = 30.0
 _GONE_S: Final = 10.0
 _LAST_S: Final = 2.0
@@ -182,7 +181,7 @@ _LOOK_S: Final = 0.2
 
 
 class Own:
-    """Makes it all and ends it all. Where `close` is forgotten, the state goes with the object or the interpreter."""
+    """Engine, loop and state of one shell. Without `close` the state is removed with the object or the interpreter."""
 
     def __init__(self, make: Callable[[Path, SupervisorClient], Made]) -> None:
         self._state = Path(tempfile.mkdtemp(prefix="shellback-")).resolve()
@@ -210,20 +209,17 @@ class Own:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that made it, and not one that was forked from that."""
+        """False in a forked process."""
         return os.getpid() == self._pid
 
     def tidy(self) -> None:
-        """Forget the oldest of what has ended."""
+        """Forget the oldest ended sessions."""
         for session in self._store.ended()[:-KEPT]:
             if remove_session(self.engine.links, session.id):
                 self._store.forget(session.id)
 
     def close(self, calls: Callable[[], Sequence[Future[Any]]]) -> None:
-        """End what runs, let `calls` return, wait until supervisor and thread have gone, remove the state.
-
-        Repeating it changes nothing, and nor does a process that was forked from the one that made it.
-        """
+        """Kill what runs, let `calls` return, wait for supervisor and thread, remove the state."""
         if not self.here:
             return
         with self._closing:
@@ -233,7 +229,7 @@ class Own:
                 until = time.monotonic() + _GONE_S
                 while True:
                     asyncio.run_coroutine_threadsafe(end_sessions(self.engine), self.loop).result(_CLOSE_S)
-                    # One that was about to start its command has started it by now.
+                    # A call that was about to start its command has started it by now.
                     if not wait(calls(), _LOOK_S).not_done or time.monotonic() > until:
                         break
                 asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(_CLOSE_S)
@@ -252,13 +248,13 @@ class Own:
 
 
 class Unlinked(LogLinks):
-    """Nobody looks for logs in the workspace of such a shell, so it leaves nothing there."""
+    """No links to logs: a stand-alone shell leaves nothing in its workspace."""
 
     def add(self, session_id: str, *, separate_stderr: bool) -> None:
-        """Add none."""
+        """Do nothing."""
 
     def remove(self, session_id: str) -> None:
-        """There is none."""
+        """Do nothing."""
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -280,14 +276,14 @@ def _forgotten(loop: asyncio.AbstractEventLoop, state: Path) -> None:
     until = time.monotonic() + _LAST_S
     PrivateHomes(state, uid=os.geteuid()).close()
     shutil.rmtree(state, ignore_errors=True)
-    # Where nobody closed it, a supervisor may write there once more before it sees that its directory has gone.
+    # Without `close` a supervisor may write once more before it notices that its directory is gone.
     while state.exists() and time.monotonic() < until:
         time.sleep(0.02)
         shutil.rmtree(state, ignore_errors=True)
 
 
 async def end_sessions(engine: Engine) -> None:
-    """End all that runs."""
+    """Kill all live sessions."""
     sessions = Sessions(engine, None)
     for session in await engine.store.list(live=True):
         with contextlib.suppress(ExecError):
@@ -295,9 +291,9 @@ async def end_sessions(engine: Engine) -> None:
 
 
 async def stop_with_host(engine: Engine, state: Path) -> None:
-    """Stop an engine and the supervisor of this machine, if there is one, and wait for that: it writes where we remove.
+    """Stop an engine, then its host supervisor, and wait for its end, because it writes into `state`.
 
-    The engine first: who is still there when the supervisor goes starts another one.
+    The engine stops first, because it would restart the supervisor.
     """
     await engine.stop()
     client = SupervisorClient(state, spawn=False)
@@ -314,7 +310,7 @@ async def stop_with_host(engine: Engine, state: Path) -> None:
 
 
 def gone(pid: int) -> None:
-    """Wait until a process of ours has ended, 10 s at most. Blocks."""
+    """Wait for the end of a process, at most 10 s. Blocks."""
     with contextlib.suppress(ProcessLookupError), closing(os.pidfd_open(pid)) as fd:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What every shell promises, as tests: derive a class, say how to make a shell, let pytest collect it."""
+"""The promises of every shell as tests: derive a class and implement `create_shell`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ _TRICKY: Final = (
 
 
 class ShellShapeTests:
-    """The shape of a shell, for one that runs nothing; derive as from `ShellProtocolTests`, which has all of this."""
+    """Tests of the interface, for a shell that runs nothing; `ShellProtocolTests` includes them."""
 
     cannot: ClassVar[dict[str, str]] = {}
 
     @abstractmethod
     def create_shell(self) -> Shell:
-        """The shell under test, whose commands begin in a directory that they can write.
-
-        It may be the same one each time; whoever makes it closes it.
-        """
+        """The shell under test, perhaps a shared one, in a writable directory. The deriving class closes it."""
         raise NotImplementedError
 
     def _shell(self, *needed: str) -> Shell:
@@ -96,8 +93,7 @@ class ShellShapeTests:
 class ShellProtocolTests(ShellShapeTests):
     """Derive from it, implement `create_shell`, and give the class a name that begins with `Test`.
 
-    A shell that does not do something says so in `cannot`, with the reason: those tests are skipped. What can be named
-    is `tmp` (commands cannot begin in /tmp) and `threads`.
+    `cannot` maps unsupported features to reasons, to skip their tests: `tmp` (commands begin in /tmp), `threads`.
     """
 
     # -- commands ----------------------------------------------------------------------------------

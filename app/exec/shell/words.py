@@ -1,4 +1,4 @@
-"""The text of a command: what is refused before anything else is asked, and how bash is given it."""
+"""The text of a command: its validation, and its form for bash."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _BUILTINS: Final = names(
     " pushd pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit"
     " umask unalias unset wait"
 )
-"""What bash itself would do in place of a program of that name."""
+"""Builtins of bash, which hide programs of the same name."""
 
 
 def quoted(word: str) -> str:
-    """A word that bash takes as it is: no assignment, no reserved word, no pattern, no option of its own."""
+    """A word in quotes, literal for bash."""
     return "'" + word.replace("'", "'\\''") + "'"
 
 
 def line_of(command: str | Sequence[str]) -> str:
-    """The line that bash is given: a string as it is, of a sequence the program of its first word and no builtin.
+    """The line for bash: a string unchanged; of a sequence the program of its first word, never a builtin.
 
-    Raises:
-        InvalidCommand: It is empty, holds a NUL, or is no text.
+    Raises InvalidCommand if it is empty, has a NUL, or is no text.
     """
     if isinstance(command, str):
         _check(command)
@@ -54,9 +53,9 @@ def line_of(command: str | Sequence[str]) -> str:
 
 
 def script_line(interpreter: str, script: bytes) -> str:
-    """The line that runs what comes on its standard input as a script, from a file that has no name any more.
+    """A line that runs its standard input as a script, from an unlinked file.
 
-    It names the script by its digest, so that the line of another script is another one.
+    It contains the digest of the script, so each script has a different line.
     """
     return (
         f"[ -x {quoted(interpreter)} ] || {{ printf %s {quoted(missing(interpreter))} >&2; exit 127; }}; "
@@ -66,16 +65,12 @@ def script_line(interpreter: str, script: bytes) -> str:
 
 
 def missing(interpreter: str) -> str:
-    """All that the line prints, and it ends with 127, where the interpreter is not there."""
+    """The only output of the line if the interpreter is missing; then its exit code is 127."""
     return f"interpreter {interpreter!r} is missing or not executable where commands run; give another"
 
 
 def check_script(script: str, interpreter: str) -> bytes:
-    """The bytes of a script that can be run.
-
-    Raises:
-        InvalidCommand: It is empty, too long or no text, or the interpreter is no absolute path.
-    """
+    """The bytes of a script; InvalidCommand if it is empty, too long or no text, or the interpreter not absolute."""
     _check(script)
     _check(interpreter)
     if not script.strip():
@@ -111,13 +106,13 @@ DEFAULT_BLOCKED: Final = frozenset(
         "wget | sh",
     }
 )
-"""Text that no command may hold."""
+"""Text that no command may contain."""
 
 
 class CommandValidator:
-    """Refuses commands by their text. A sequence is taken for its words with single spaces between them.
+    """Refuses commands by their text; a sequence is joined with single spaces.
 
-    A filter against mistakes, not a boundary: a program that is listed may run others. What holds is the sandbox.
+    A filter against mistakes, not a security boundary: an allowed program may run others. The sandbox is the boundary.
     """
 
     def __init__(
@@ -132,11 +127,11 @@ class CommandValidator:
         self._most = max_command_length
 
     def validate(self, command: str | Sequence[str]) -> None:
-        """Accept a command: short enough, without a blocked pattern, and every program of it listed if any is.
+        """Check a command.
 
         Raises:
             ValueError: It is too long.
-            PermissionError: A pattern is blocked, or a program is not listed.
+            PermissionError: It has a blocked pattern, or a program that is not allowed.
         """
         text = command if isinstance(command, str) else " ".join(command)
         if len(text) > self._most:
@@ -149,13 +144,13 @@ class CommandValidator:
                 raise CommandDenied(f"Command not in allowlist: {name}")
 
     def check_patterns(self, text: str) -> None:
-        """Accept a text of any length without a blocked pattern; PermissionError if there is one."""
+        """Raise PermissionError if a text of any length has a blocked pattern."""
         for pattern in sorted(self._blocked):
             if pattern in text:
                 raise CommandDenied(f"Command contains blocked pattern: {pattern}")
 
 
 def _programs(line: str) -> Iterator[str]:
-    """The first word of each command of a line: the list holds behind `;` and `|` too."""
+    """The first word of each command of a line, also after `;` and `|`."""
     found = [command.words[0] for command in read(line).commands if command.words]
     yield from found or (line.split() or [""])[:1]

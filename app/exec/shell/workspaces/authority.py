@@ -1,4 +1,4 @@
-"""What the code of a tool may do: as much as a person approved its call for, else only read, and no secret."""
+"""What the code of a tool may do: change things if its call was approved, else only read, without secrets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shellback.exec.policy.policy import Approval, Grant, Policy, Verdict
 from shellback.exec.shell.permit import APPROVED, permit
 
 TOOL: Final = "ctx.workspace"
-"""Who asks outside of any tool call."""
+"""The tool name outside of any tool call."""
 
 
 def approved(call: Call) -> bool:
-    """Whether a person has said yes to this very tool call; where approvals are on record, there too.
+    """Whether this tool call was approved, also on record if there are records.
 
-    What its code left behind has no part in that once the call is over, and no tool of another agent that it runs.
+    False after the call is over, and for tools of another agent that it runs.
     """
     if call.over or not call.ctx.tool_call_approved:
         return False
@@ -40,13 +40,13 @@ def approved(call: Call) -> bool:
 
 
 def _recorded(call: Call) -> tuple[bool, Approval | None]:
-    """Whether approvals are on record, and the one of this call."""
+    """Whether approvals are recorded, and that of this call."""
     approval_for: Callable[[str], Approval | None] | None = getattr(call.ctx.deps, "approval_for", None)
     return (False, None) if approval_for is None else (True, approval_for(call_key(origin_of(call.ctx))))
 
 
 def writing_refused(what: str) -> str | None:
-    """Why the running code may not change `what`; None where it may."""
+    """Why the running code may not change `what`; None if it may."""
     call = call_in_progress()
     if call is not None and approved(call):
         return None
@@ -59,10 +59,7 @@ def writing_refused(what: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ByCall:
-    """Lets commands of an approved tool call run as that call's; all others are held to reading.
-
-    What policy denies is denied to both.
-    """
+    """Permits the commands of an approved tool call; all others may only read. Denials of policy hold for both."""
 
     engine: Engine
     policy: Policy
@@ -71,7 +68,7 @@ class ByCall:
         """The grant for the command as it may run.
 
         Raises:
-            CommandDenied: Policy refuses it, or nobody approved the call and nothing could hold it to reading.
+            CommandDenied: Policy denies it, or the call is not approved and the backend has no read-only profile.
             PermissionDenied: The tier is too low.
         """
         call = call_in_progress()
@@ -89,15 +86,15 @@ class ByCall:
 
 
 Withheld = Callable[[], Awaitable[Callable[[Path], str | None]]]
-"""Makes what says why a file, as this machine names it, is not shown; None where it is."""
+"""Makes a function that says why a file is withheld, by its path on this machine; None if it is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedFiles:
-    """`files` as far as the running code may have them.
+    """The part of `files` that the running code may use. Paths are inner paths, or relative to the workspace.
 
-    Paths are as commands see them, or relative to the workspace. Besides what `Files` raises, each method raises
-    `CommandDenied`, a `PermissionError`: for what may be a secret, and for a change that nobody approved.
+    Besides the errors of `Files`, methods raise `CommandDenied` (a PermissionError) for possible secrets and for
+    unapproved changes.
     """
 
     files: Files
@@ -109,11 +106,11 @@ class GuardedFiles:
         return await self.files.read_bytes(path, check=await self._shown(path))
 
     async def read_text(self, path: str) -> str:
-        """All of a file as UTF-8; UnicodeDecodeError if it is something else."""
+        """All of a file as UTF-8; UnicodeDecodeError for anything else."""
         return (await self.read_bytes(path)).decode()
 
     async def write_bytes(self, path: str, data: bytes) -> Entry:
-        """Write all of a file and make the directories that it is in; a repeat changes nothing."""
+        """Write a file and make its parent directories; idempotent."""
         self._change(path)
         return await self.files.write_bytes(path, data, check=await self._shown(path))
 
@@ -122,33 +119,33 @@ class GuardedFiles:
         return await self.write_bytes(path, text.encode())
 
     async def stat(self, path: str) -> Entry:
-        """What is there, links followed."""
+        """The entry at a path; follows symlinks."""
         return await self.files.stat(path)
 
     async def list_dir(self, path: str = ".") -> Sequence[Entry]:
-        """What a directory holds, sorted by name."""
+        """The entries of a directory, sorted by name."""
         return await self.files.list_dir(path)
 
     async def exists(self, path: str) -> bool:
-        """Whether there is something."""
+        """Whether the path exists."""
         return await self.files.exists(path)
 
     async def realpath(self, path: str) -> str:
-        """The path without links."""
+        """The path without symlinks."""
         return await self.files.realpath(path)
 
     async def make_dir(self, path: str) -> None:
-        """Make a directory and those that it is in; one that is there is left."""
+        """Make a directory and its parents, unless they exist."""
         self._change(path)
         await self.files.make_dir(path)
 
     async def remove(self, path: str) -> None:
-        """Remove a file, a link, or a directory with all that it holds; never the workspace."""
+        """Remove a file, a symlink or a directory tree; never the workspace."""
         self._change(path)
         await self.files.remove(path, check=await self._shown(path))
 
     async def close(self) -> None:
-        """Let go of its threads."""
+        """End its threads."""
         await self.files.close()
 
     def _change(self, path: str) -> None:
@@ -156,7 +153,7 @@ class GuardedFiles:
             raise CommandDenied(why)
 
     async def _shown(self, path: str) -> Callable[[str, int | None], None]:
-        """Refuses what is found there once nobody can put something else there, where it is a secret."""
+        """A check, for after the path is pinned, that refuses a secret."""
         withheld = await self.withheld()
         inner = PurePosixPath(self.files.inner)
 
@@ -168,9 +165,9 @@ class GuardedFiles:
 
 
 def files_of(backend: Backend) -> Files:
-    """The files that commands of a backend work on, reached as whoever runs these; what it protects is not changed."""
+    """The workspace of a backend, accessed as its command user; protected files are not changed."""
     protected: Protected | None = getattr(backend, "protected", None)
-    # Where commands run as somebody else of our group, what we make has to be theirs to change.
+    # If commands run as another user of our group, they must be able to change what we make.
     shared = os.geteuid() not in {0, backend.uid}
     return Files(
         backend.workspace,
@@ -182,7 +179,7 @@ def files_of(backend: Backend) -> Files:
 
 
 def guarded(files: Files, policy: Policy, conversation_id: str, *, owned: bool = False) -> GuardedFiles:
-    """Files for the code of tools of one conversation; with `owned`, code outside of a tool call does as it likes."""
+    """Files for the code of tools of one conversation; with `owned`, code outside of a tool call is not restricted."""
 
     def free() -> bool:
         return owned and call_in_progress() is None
