@@ -380,7 +380,7 @@ def test_processes_that_an_older_database_does_not_know_are_settled_by_a_person_
     assert "no unknown processes" in told(loop, "kill", "--unknown").stderr
     assert generation.read(loop.home).older is None
     assert check(loop, "restored")["state"] == "ok"
-    assert_refused(told(loop, "adopt", "process", adopted.id, "-c", "other"), "belongs to conversation new already")
+    assert_refused(told(loop, "adopt", "process", adopted.id, "-c", "other"), "already belongs to conversation new")
 
 
 def test_all_that_is_unknown_is_ended_only_when_that_is_confirmed(loop: Stage) -> None:
