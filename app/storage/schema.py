@@ -79,7 +79,7 @@ def _said(database: Database, what: str) -> Generator[None]:
 
 
 def check(database: Database) -> SchemaState:
-    """The state of the tables; changes nothing, and creates no SQLite file. DatabaseUnreachable without a connection."""
+    """The state of the tables; changes nothing, and creates no SQLite file; may raise DatabaseUnreachable."""
     if database.dialect == "sqlite" and not Path(str(database.url.database)).exists():
         return SchemaState.BEHIND
     return database.read_now(_state)
