@@ -178,7 +178,7 @@ class Sessions:
         return _written(session, outcome)
 
     async def unfinished(self, session: Session, *, besides: str = "") -> str | None:
-        """What was typed by calls, `besides` apart, and is not finished; "" for nothing, None where nobody can tell."""
+        """The unfinished line of earlier calls, except `besides`; "" if there is none, None if unknown."""
         before = await self._engine.store.typed_last(session.id, besides=besides)
         if before is None:
             return "" if session.pty else None  # it may have been started with input of its own

@@ -40,7 +40,7 @@ class Reads:
         offset, path = args["offset"], self._short(look.path)
         found = await self._files.read_text(look.path, offset=offset, limit=args["limit"], most=bounds.RESULT_CHARS)
         if found.path != look.path:
-            raise CommandDenied(f"{path} leads to {found.path} by now, which nobody asked for; call again")
+            raise CommandDenied(f"{path} leads to {found.path} now; nothing was read, call again")
         facts = {"path": path, "bytes": found.size, "first": found.first, "lines": found.lines, "total": found.total}
         return Result(_read(path, offset, found), facts)
 
