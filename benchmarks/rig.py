@@ -161,7 +161,7 @@ async def leave(home: Path) -> None:
 async def _end_sessions(client: SupervisorClient) -> None:
     """End all that a supervisor runs, also what was being started just now."""
     until = time.monotonic() + SOON_S
-    while running := await client.list():
+    while running := (await client.list())[0]:
         if time.monotonic() > until:
             raise TimeoutError(f"{len(running)} processes do not end")
         for one in running:

@@ -180,7 +180,7 @@ def _group_lives(group: int) -> bool:
 async def _end_supervisor(home: Path) -> None:
     client = SupervisorClient(home, spawn=False)
     with contextlib.suppress(SupervisorUnreachable):
-        for row in await client.list():
+        for row in (await client.list())[0]:
             await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
         await client.stop()
     await client.close()

@@ -92,7 +92,7 @@ class Stage:
             try:
                 await client.connect()
                 # All that it has: the database may not know of some, or take them for lost.
-                for row in await client.list():
+                for row in (await client.list())[0]:
                     await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
                 await client.stop()
             except SupervisorUnreachable:

@@ -106,7 +106,7 @@ class Rig:
         await until(lambda: text in self.log(name))
 
     async def live(self) -> list[str]:
-        return [row["session_id"] for row in await self.client.list()]
+        return [row["session_id"] for row in (await self.client.list())[0]]
 
     async def pids(self) -> tuple[int, int]:
         """Supervisor and keeper."""

@@ -76,7 +76,7 @@ class Compared:
 
 
 async def _compared(where: Place, port: SupervisorPort) -> Compared:
-    running = [str(status["session_id"]) for status in await port.list()]
+    running = [str(status["session_id"]) for status in (await port.list())[0]]
     return Compared(
         unknown=await strangers.unknown(port, where.database),
         missing=await strangers.missing(port, where.database, where.host_id),

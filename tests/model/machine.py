@@ -196,11 +196,12 @@ class Port:
     async def status(self, session_id: str) -> Message:
         return await self._ask(lambda: self.machine.status(session_id))
 
-    async def list(self) -> list[Message]:
-        return await self._ask(lambda: [self.machine.status(name) for name in self.machine.running()])
+    async def list(self) -> tuple[list[Message], list[ExitRecord]]:
+        def act() -> tuple[list[Message], list[ExitRecord]]:
+            running = [self.machine.status(name) for name in self.machine.running()]
+            return running, [job.record for job in self._due() if job.record is not None]
 
-    async def unacknowledged(self) -> list[ExitRecord]:
-        return await self._ask(lambda: [job.record for job in self._due()])
+        return await self._ask(act)
 
     async def ack(self, session_id: str) -> bool:
         def act() -> bool:

@@ -216,13 +216,10 @@ class Supervisors(SupervisorPort):
         running = [home for home in there if home not in owing and homes.kept(home)]
         return set(there), owing + running
 
-    async def list(self) -> list[Message]:
+    async def list(self) -> tuple[list[Message], list[ExitRecord]]:
         """See `SupervisorPort.list`: of everybody who can be reached."""
-        return [row for rows in await self._everybody(lambda port: port.list()) for row in rows]
-
-    async def unacknowledged(self) -> list[ExitRecord]:
-        """See `SupervisorPort.unacknowledged`: of everybody who can be reached."""
-        return [record for records in await self._everybody(lambda port: port.unacknowledged()) for record in records]
+        found = await self._everybody(lambda port: port.list())
+        return [row for rows, _ in found for row in rows], [record for _, records in found for record in records]
 
     # -- one session -----------------------------------------------------------------------------
 

@@ -246,12 +246,8 @@ class SupervisorPort(Protocol):
         """`state` is unknown, abandoned, running (with pid and started_at), or the end (with record)."""
         ...
 
-    async def list(self) -> list[Message]:
-        """The `status` of each running session."""
-        ...
-
-    async def unacknowledged(self) -> list[ExitRecord]:
-        """The unacknowledged ends."""
+    async def list(self) -> tuple[list[Message], list[ExitRecord]]:
+        """The `status` of each running session, and the unacknowledged exit records."""
         ...
 
     async def ack(self, session_id: str) -> bool:

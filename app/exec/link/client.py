@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import time
 from pathlib import Path
 from typing import Final, cast
@@ -55,11 +56,9 @@ class SupervisorClient(Reaching):
     async def status(self, session_id: str) -> Message:
         return await self._act({"op": "status", "session_id": session_id})
 
-    async def list(self) -> list[Message]:
-        return cast("list[Message]", (await self._act({"op": "list"}))["sessions"])
-
-    async def unacknowledged(self) -> list[ExitRecord]:
-        return answers.named((await self._act({"op": "list"}))["ended"])
+    async def list(self) -> tuple[list[Message], list[ExitRecord]]:
+        answer = await self._act({"op": "list"})
+        return answer["sessions"], answers.named(answer["ended"])
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
         """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until two scans find no process.
@@ -87,15 +86,14 @@ class SupervisorClient(Reaching):
         limit_s = reaching.NO_ANSWER_S + timeout_s
         connection = await self._connected()
         try:
-            answer = await connection.ask(message, limit_s, withdraws=beyond is not None)
-        except (Lost, TimeoutError):
-            again = await self._same(connection) if key else None
-            if again is None:
-                raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
             try:
-                answer = await again.ask(message, limit_s)
+                answer = await connection.ask(message, limit_s, withdraws=beyond is not None)
             except (Lost, TimeoutError):
-                raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
+                if not key:
+                    raise
+                answer = await (await self._same(connection)).ask(message, limit_s)
+        except (Lost, TimeoutError):
+            raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
         except ProtocolError as error:
             raise InvalidCommand(str(error)) from None
         return _outcome(answers.checked(answer, message))
@@ -107,13 +105,13 @@ class SupervisorClient(Reaching):
             return None
         return _outcome(answers.checked(answer, message))
 
-    async def _same(self, connection: Connection) -> Connection | None:
-        """A new connection to the same process, which remembers its write keys."""
-        try:
+    async def _same(self, connection: Connection) -> Connection:
+        """A new connection to the same process, which remembers its write keys; raises Lost without one."""
+        with contextlib.suppress(SupervisorUnreachable):
             again = await self._connected()
-        except SupervisorUnreachable:
-            return None
-        return again if again.info["instance"] == connection.info["instance"] else None
+            if again.info["instance"] == connection.info["instance"]:
+                return again
+        raise Lost
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
         await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})

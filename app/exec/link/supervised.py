@@ -108,13 +108,11 @@ class Supervised:
 
     async def list(self) -> list[Seen]:
         """All sessions whose end is not acknowledged."""
-        # In this order, a session that ends between the two requests is in both answers, not in none.
-        running = [_running(SessionId(status["session_id"]), status) for status in await self.port.list()]
-        ended = [
-            Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
-            for record in await self.port.unacknowledged()
+        running, ended = await self.port.list()
+        return [
+            *(_running(SessionId(status["session_id"]), status) for status in running),
+            *(Seen(session_id=SessionId(record["session_id"]), end=end_of(record)) for record in ended),
         ]
-        return running + ended
 
     async def abandon(self, session_id: SessionId) -> bool:
         """Make the session impossible to start; False if it was started."""

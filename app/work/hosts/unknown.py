@@ -79,8 +79,7 @@ async def unknown(port: SupervisorPort, database: Database) -> list[Unknown]:
         SupervisorUnreachable: The supervisor does not answer.
     """
     boot_id = str((await port.connect())["boot_id"])
-    # In this order, a process that ends between the two calls is in both lists, not in neither.
-    running, ended = await port.list(), await port.unacknowledged()
+    running, ended = await port.list()
     ends = {record["session_id"]: record for record in ended}
     lives = {str(status["session_id"]): status for status in running if status["session_id"] not in ends}
     known = await database.read(_known, [*ends, *lives])

@@ -189,7 +189,7 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
     await until(lambda: _state(containers, home) in {None, "exited"})
     await containers.revive(home)
     client = SupervisorClient(home, spawn=False, wait_s=SOON)
-    (record,) = [one for one in await client.unacknowledged() if one["session_id"] == "long"]
+    (record,) = [one for one in (await client.list())[1] if one["session_id"] == "long"]
     assert (record["state"], record["evidence"]) == ("lost", "container_restarted")
     await client.close()
     assert (await place.run("echo on", backend=backend)).output == "on\n"

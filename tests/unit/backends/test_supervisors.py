@@ -92,7 +92,7 @@ class Town:
     async def fell(self, home: Path) -> None:
         """Kill all that runs for a home at once, as the end of a container does."""
         client = SupervisorClient(home, spawn=False)
-        info, running = await client.connect(), await client.list()
+        info, running = await client.connect(), (await client.list())[0]
         await client.close()
         os.kill(info["keeper_pid"], signal.SIGSTOP)
         for pid in (info["pid"], *(row["pid"] for row in running), info["keeper_pid"]):
@@ -104,7 +104,7 @@ class Town:
         for home in (self.state, *Placements(self.state).homes()):
             if homes.kept(home):
                 client = SupervisorClient(home, spawn=False)
-                for row in await client.list():
+                for row in (await client.list())[0]:
                     await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
                 await client.stop()
                 await client.close()
@@ -133,11 +133,11 @@ async def test_a_session_is_found_by_one_path_wherever_it_runs(made: Town) -> No
     sessions = made.state / layout.SESSIONS
     assert os.readlink(sessions / "a") == "../containers/one/sessions/a"
     assert [(sessions / name / layout.LOG).read_text() for name in ("a", "b")] == ["in\n", "out\n"]
-    assert {record["session_id"] for record in await made.router.unacknowledged()} == {"a", "b"}
+    assert {record["session_id"] for record in (await made.router.list())[1]} == {"a", "b"}
     assert await made.router.ack("a")
     assert await made.router.ack("b")
     assert (one / "sessions/a" / layout.ACKED).exists()
-    assert await made.router.unacknowledged() == []
+    assert (await made.router.list())[1] == []
 
 
 async def test_what_was_placed_in_one_home_is_never_started_in_another(tmp_path: Path, made: Town) -> None:
@@ -163,7 +163,7 @@ async def test_the_supervisor_of_the_host_leaves_the_sessions_of_others_alone(ma
     await made.start("a", one, "sleep 30", background=True)
     await made.start("b", None)
     assert (await made.ended("b"))["exit_code"] == 3
-    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert [row["session_id"] for row in (await made.router.list())[0]] == ["a"]
     assert {record["session_id"] for record in made.told} == {"b"}
     assert Records(str(made.state)).sessions() == ["b"]
 
@@ -222,7 +222,7 @@ async def test_a_home_that_cannot_be_reached_hides_no_other_and_proves_nothing(
     made.broken = True
     caplog.clear()
     await made.fell(two)
-    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert [row["session_id"] for row in (await made.router.list())[0]] == ["a"]
     assert "what it runs is not known now" in caplog.text
     # A claim that was never begun can be given up without the container, and then never begins.
     assert (await made.router.status("c"))["state"] == "unknown"
@@ -248,7 +248,7 @@ async def test_a_home_that_was_removed_is_lost_and_never_takes_a_number(made: To
         with pytest.raises(TaskCompleted):
             await made.router.kill(name, grace_s=0.0, ended_by="agent")
         assert not await made.router.ack(name)
-    assert await made.router.list() == []
+    assert (await made.router.list())[0] == []
     answer = await made.start("ran", one)
     assert answer["outcome"] == "already", "made anew or not, it is not started a second time"
     again = made.home("one")
@@ -265,7 +265,7 @@ async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(made: To
     made.revived.clear()
     cli = made.another(revive=False, watch=False, host_needed=True)
     assert (await cli.connect())["boot_id"] == BOOT
-    assert [row["session_id"] for row in await cli.list()] == ["a"]
+    assert [row["session_id"] for row in (await cli.list())[0]] == ["a"]
     with pytest.raises(TaskCompleted):
         await cli.kill("b", grace_s=0.0, ended_by="person")
     assert await cli.kill("a", grace_s=0.0, ended_by="person") == ()
@@ -332,7 +332,7 @@ async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(made: T
     await made.ended("c")
     await made.fell(homes[2])
     shutil.rmtree(homes[2])
-    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert [row["session_id"] for row in (await made.router.list())[0]] == ["a"]
     assert homes[2] not in made.router._clients  # pyright: ignore[reportPrivateUsage]
 
 
