@@ -216,10 +216,13 @@ class Reaching:
             if waited > CONNECT_S:
                 none = f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s"
                 raise SupervisorUnreachable(self._no_answer if silent else none)
-            try:
-                await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
-            except OSError as error:
-                raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
+            await self._start_one()
+
+    async def _start_one(self) -> None:
+        try:
+            await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
+        except OSError as error:
+            raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
 
     async def _await_another(self, waited: float) -> None:
         if not self._wait_s:
