@@ -251,7 +251,7 @@ def test_waiting_without_a_worker_says_so_and_keeps_the_message(place: Stage) ->
     waited = shellback(
         place, "send", "-c", "alone", "--wait", "--timeout", "0.5", "hi", SHELLBACK_HOME=str(place.root / "alone")
     )
-    assert_refused(waited, "no answer within 0.5 s", "is kept")
+    assert_refused(waited, "no answer within 0.5 s", "is stored")
     assert "no worker of this host runs; start one with `shellback worker`" in waited.stderr
 
 
