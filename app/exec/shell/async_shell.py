@@ -12,11 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from shellback.exec.core import limits as bounds
-from shellback.exec.core.base import Backend
 from shellback.exec.core.environment import check_env
 from shellback.exec.core.errors import InvalidCommand, LimitReached, PathOutsideSandbox, SpawnFailed
 from shellback.exec.core.identity import a_call, origin_in_call
-from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CallOrigin, CommandSpec, Session, WindowSize
 from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.engine.engine import Engine
@@ -70,8 +68,8 @@ class AsyncShell:
         self._validator = validator or CommandValidator()
         self._origin = origin or (lambda: origin_in_call() or a_call(scope))
         self._deadline = deadline or (lambda: None)
-        allowed = tuple(os.path.realpath(path) for path in allowed_paths)
-        self._requests = Requests(engine.backend, engine.limits, frozenset(env_names), allowed)
+        self._env_names = frozenset(env_names)
+        self._allowed = tuple(os.path.realpath(path) for path in allowed_paths)
         self._tidy = tidy
         self._fenced = fenced
         self._starting = asyncio.Lock()
@@ -105,7 +103,7 @@ class AsyncShell:
         Cancelling ends only the wait; the command runs until its timeout.
         """
         line, timeout = self._line(command), self._seconds(timeout_seconds)
-        spec = self._requests.spec(line, cwd=cwd, env=env, env_mode=env_mode, timeout=timeout, stdin=stdin)
+        spec = self._spec(line, cwd=cwd, env=env, env_mode=env_mode, timeout=timeout, stdin=stdin)
         async with self._running():
             return await self._run(spec, _words(command), capture=capture_output)
 
@@ -124,7 +122,7 @@ class AsyncShell:
         data = words.check_script(script, interpreter)
         self._validator.validate([interpreter])
         self._validator.check_patterns(script)
-        spec = self._requests.spec(
+        spec = self._spec(
             words.script_line(interpreter, data),
             cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=data,
         )  # fmt: skip
@@ -148,7 +146,7 @@ class AsyncShell:
         if not self.sandboxed:
             return WhichResult(command, _here(self.engine.workspace, command))
         # The validator is skipped, because the name is an argument. A name that policy denies is not found.
-        spec = self._requests.spec(f"type -P -- {words.quoted(command)}", timeout=self._seconds(None))
+        spec = self._spec(f"type -P -- {words.quoted(command)}", timeout=self._seconds(None))
         async with self._running():
             try:
                 result = await self._run(spec, (command,), capture=True)
@@ -159,11 +157,11 @@ class AsyncShell:
 
     async def env(self) -> EnvironmentSnapshot:
         backend = self.engine.backend
-        spec = self._requests.spec(":", timeout=self.default_timeout)
+        spec = self._spec(":", timeout=self.default_timeout)
         async with self._running():
             plan = await backend.plan(spec, self._scope)
         shell: str = backend.facts(spec.profile)["shell"]
-        return EnvironmentSnapshot(tuple(sorted(plan.env.items())), self._requests.shown(spec.cwd), shell)
+        return EnvironmentSnapshot(tuple(sorted(plan.env.items())), self._shown(spec.cwd), shell)
 
     async def spawn(
         self,
@@ -183,7 +181,7 @@ class AsyncShell:
         `execute`.
         """
         most = self.engine.limits.background_timeout_max_s
-        spec = self._requests.spec(
+        spec = self._spec(
             self._line(command),
             cwd=cwd, env=env, env_mode=env_mode, stdin=stdin if stdin or not keep_stdin_open else b"",
             timeout=_seconds_to(most, timeout_seconds, more=", or 0 for none") if timeout_seconds else 0.0,
@@ -205,7 +203,7 @@ class AsyncShell:
         """
         self._validator.validate("bash")
         check_size(size := WindowSize(rows, cols))
-        spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, timeout=0.0)
+        spec = self._spec(SHELL_COMMAND, cwd=cwd, env=env, timeout=0.0)
         spec = replace(spec, background=True, pty=size, separate_stderr=False, kind=SHELL, on_exit="never")
         async with self._running():
             origin = self._origin()
@@ -269,15 +267,81 @@ class AsyncShell:
     ) -> ExecutionResult:
         outcome = await run_permitted(self.engine, authority or self._authority, spec, self._scope, self._origin())
         session = outcome.session
-        if session.end is not None and session.end.errno == errno.ENOENT and self._requests.private(spec.cwd):
+        if session.end is not None and session.end.errno == errno.ENOENT and self._private(spec.cwd):
             raise InvalidCommand(f"cwd {spec.cwd!r} does not exist in the sandbox; create it first, or leave cwd out")
         result = await self._begun(session, spec, command).result(session, capture=capture)
         self._tidy()
         return result
 
     def _begun(self, session: Session, spec: CommandSpec, command: tuple[str, ...]) -> Running:
-        cwd = self._requests.shown(spec.cwd)
+        cwd = self._shown(spec.cwd)
         return Running(self.engine, session, command, cwd, spec.timeout_s, self._most, self._origin)
+
+    def _spec(
+        self,
+        line: str,
+        *,
+        timeout: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | bytes | None = None,
+    ) -> CommandSpec:
+        """A command with separate streams that is killed at its timeout; InvalidCommand for a bad cwd, env or stdin."""
+        if env_mode not in _MODES:
+            raise InvalidCommand(f"env_mode is {env_mode!r}; it must be one of {', '.join(_MODES)}")
+        given = dict(env or {})
+        check_env(given, granted=self._env_names)
+        return CommandSpec(
+            command=line,
+            cwd=self._cwd(cwd),
+            env=given,
+            env_mode=env_mode,
+            timeout_s=timeout,
+            grace_s=0.0,
+            stdin=_input(stdin),
+            separate_stderr=True,
+            log_bytes=self.engine.limits.log_bytes,
+        )
+
+    def _cwd(self, given: str | None) -> str:
+        """The directory in which a command begins, for the backend.
+
+        Raises:
+            InvalidCommand: It is no directory.
+            PathOutsideSandbox: It is neither in the workspace nor in an allowed directory.
+        """
+        workspace, inner = str(self.engine.backend.workspace), self.engine.backend.inner
+        if given is None or not given.startswith("/"):
+            return self._inside(given, given)
+        plain = os.path.normpath(given)
+        if _below(plain, inner):
+            return self._inside(given, workspace + plain[len(inner) :])
+        if self._private(plain):
+            return plain
+        real = os.path.realpath(given)
+        if _below(real, workspace):
+            return self._inside(given, real)
+        if any(_below(real, root) for root in self._allowed):
+            if not os.path.isdir(real):
+                raise InvalidCommand(f"cwd {given!r} is no directory; create it first, or leave cwd out")
+            return real
+        raise PathOutsideSandbox(f"Working directory escapes root: {given}")
+
+    def _private(self, cwd: str) -> bool:
+        """Whether a directory is private to the sandbox."""
+        return private(cwd, self.engine.backend.facts(WORK)["mounts"]["private"], self.engine.backend.workspace)
+
+    def _shown(self, cwd: str) -> str:
+        """A directory as commands see it."""
+        root = str(self.engine.backend.workspace)
+        return self.engine.backend.inner + cwd[len(root) :] if _below(cwd, root) else cwd
+
+    def _inside(self, given: str | None, path: str | None) -> str:
+        try:
+            return str(sandbox_cwd(path, self.engine.backend.workspace))
+        except PathOutsideSandbox:
+            raise PathOutsideSandbox(f"Working directory escapes root: {given}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,86 +399,6 @@ def _seconds_to(high: float, given: float, *, more: str = "") -> float:
     if not low <= given <= high:
         raise InvalidCommand(f"timeout_seconds is {given:g}; it must be {low:g} to {high:g}{more}")
     return float(given)
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """Makes commands for one backend; starts nothing.
-
-    `env_names` are variables that may be set although their names are refused otherwise. `allowed` are further
-    directories of the host, without symlinks, in which commands may begin.
-    """
-
-    backend: Backend
-    limits: Limits
-    env_names: Collection[str]
-    allowed: Sequence[str]
-
-    def spec(
-        self,
-        line: str,
-        *,
-        timeout: float,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        env_mode: EnvMode = "extend",
-        stdin: str | bytes | None = None,
-    ) -> CommandSpec:
-        """A command with separate streams that is killed at its timeout; InvalidCommand for a bad cwd, env or stdin."""
-        if env_mode not in _MODES:
-            raise InvalidCommand(f"env_mode is {env_mode!r}; it must be one of {', '.join(_MODES)}")
-        given = dict(env or {})
-        check_env(given, granted=self.env_names)
-        return CommandSpec(
-            command=line,
-            cwd=self.cwd(cwd),
-            env=given,
-            env_mode=env_mode,
-            timeout_s=timeout,
-            grace_s=0.0,
-            stdin=_input(stdin),
-            separate_stderr=True,
-            log_bytes=self.limits.log_bytes,
-        )
-
-    def cwd(self, given: str | None) -> str:
-        """The directory in which a command begins, for the backend.
-
-        Raises:
-            InvalidCommand: It is no directory.
-            PathOutsideSandbox: It is neither in the workspace nor in an allowed directory.
-        """
-        workspace, inner = str(self.backend.workspace), self.backend.inner
-        if given is None or not given.startswith("/"):
-            return self._inside(given, given)
-        plain = os.path.normpath(given)
-        if _below(plain, inner):
-            return self._inside(given, workspace + plain[len(inner) :])
-        if self.private(plain):
-            return plain
-        real = os.path.realpath(given)
-        if _below(real, workspace):
-            return self._inside(given, real)
-        if any(_below(real, root) for root in self.allowed):
-            if not os.path.isdir(real):
-                raise InvalidCommand(f"cwd {given!r} is no directory; create it first, or leave cwd out")
-            return real
-        raise PathOutsideSandbox(f"Working directory escapes root: {given}")
-
-    def private(self, cwd: str) -> bool:
-        """Whether a directory is private to the sandbox."""
-        return private(cwd, self.backend.facts(WORK)["mounts"]["private"], self.backend.workspace)
-
-    def shown(self, cwd: str) -> str:
-        """A directory as commands see it."""
-        root = str(self.backend.workspace)
-        return self.backend.inner + cwd[len(root) :] if _below(cwd, root) else cwd
-
-    def _inside(self, given: str | None, path: str | None) -> str:
-        try:
-            return str(sandbox_cwd(path, self.backend.workspace))
-        except PathOutsideSandbox:
-            raise PathOutsideSandbox(f"Working directory escapes root: {given}") from None
 
 
 def _below(path: str, root: str) -> bool:

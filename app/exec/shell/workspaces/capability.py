@@ -1,4 +1,4 @@
-"""Gives an agent our workspace: whatever uses `ctx.workspace` runs where the agent's commands do, under one policy."""
+"""Our workspace as `ctx.workspace` of an agent: same place, same policy as the agent's commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -53,7 +53,7 @@ CLOSED: Final = "tools have no workspace: ENABLE_EXECUTE is off"
 
 
 class ClosedWorkspace(UnavailableWorkspace):
-    """What a run has while the gate is off, also where its history names the workspace that it had before."""
+    """The workspace of a run while the gate is off, also if its history has a `ref` of an earlier one."""
 
     def __init__(self, ref: WorkspaceRef | None) -> None:
         super().__init__(CLOSED)
@@ -61,12 +61,12 @@ class ClosedWorkspace(UnavailableWorkspace):
 
     @property
     def ref(self) -> WorkspaceRef | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What was asked for."""
+        """The requested reference."""
         return self._ref
 
 
 def nowhere() -> int:
-    """The place of commands where nothing is ever replayed."""
+    """The `place` without a durable engine."""
     return 0
 
 
@@ -74,10 +74,9 @@ def nowhere() -> int:
 class WorkspaceCapability(AbstractCapability[Any]):
     """Gives runs the workspace of `engine` as `ctx.workspace`.
 
-    Commands and files are as `policy` has them: a tool call that a person approved may change the workspace, every
-    other only read it. `name` is that of the workspace in references to it; without one it follows from where it is.
-    `place` tells steps of a durable engine apart whose outcome is recorded, 0 outside of one. `fenced` is entered
-    around each command, `made` waited for before anything is done.
+    An approved tool call may change the workspace; all others only read it. `name` is the workspace's in references;
+    by default it is derived from host and path. `place` is a number for each recorded step of a durable engine, 0
+    outside of one. `fenced` is entered around each command; `made` is awaited before each operation.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class WorkspaceCapability(AbstractCapability[Any]):
         self._fenced = fenced
 
     def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """The workspace, unless another one is asked for; one that is closed while the gate is off."""
+        """The workspace, or None if `ref` is of another one; a closed one while the gate is off."""
         if ref not in {None, WorkspaceRef(provider=PROVIDER, id=self._name)}:
             return None
         if not self._open(ctx):
@@ -117,7 +116,7 @@ class WorkspaceCapability(AbstractCapability[Any]):
             scope=scope,
             name=self._name,
             ref=ref,
-            # A durable engine asks at the beginning of every run: a turn goes on without a workspace, as far as it can.
+            # A durable engine asks at the start of every run: a turn also runs without its workspace.
             eager=self._place is nowhere,
             fenced=self._fenced,
             made=self._made,
@@ -131,7 +130,7 @@ class WorkspaceCapability(AbstractCapability[Any]):
         handler: Callable[[dict[str, Any]], Awaitable[Any]],
         **_: Any,
     ) -> Any:
-        """Let what the tool does be known as this call's."""
+        """Attribute what the tool does to this call."""
         with calling(ctx):
             return await handler(args)
 
@@ -147,11 +146,23 @@ class WorkspaceCapability(AbstractCapability[Any]):
 T = TypeVar("T")
 
 PROVIDER: Final = "shellback"
-"""Who owns a workspace, in references to it."""
+"""The provider in references to a workspace."""
+MOST_BYTES: Final = 10 * 1024 * 1024
+"""The most that a command may print on both streams together."""
+COMMAND_BYTES: Final = 96 * 1024
+"""The kernel takes 128 KiB in one argument."""
+BEGINNING_BYTES: Final = 64 * 1024
+"""Bytes of each stream in an error."""
+LOOK_S: Final = 0.5
+"""Interval of the checks whether a running command printed too much or lost its workspace."""
+AGAIN_S: Final = 0.02
+END_S: Final = 15.0
+"""Seconds to wait for the end of a command after its kill."""
+_GONE: Final = frozenset({Evidence.CONTAINER_RESTARTED, Evidence.MACHINE_REBOOTED, Evidence.HOST_UNREACHABLE})
 
 
 def workspace_id(engine: Engine) -> str:
-    """Names the workspace of an engine, without telling where it is."""
+    """The name of an engine's workspace; does not reveal its path."""
     named = f"{engine.host_id}\0{engine.workspace}"
     return "w" + hashlib.sha256(os.fsencode(named)).hexdigest()[:15]
 
@@ -159,11 +170,10 @@ def workspace_id(engine: Engine) -> str:
 class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
     """The workspace of `engine`, for code that uses `ctx.workspace`.
 
-    The directory is the environment; it is there before, and stays. A `ref` of another one, or of one that is gone,
-    raises `WorkspaceUnavailableError` at the first operation. Commands of one `scope` share a sandbox. `origin` names
-    each command: one that has the same name on a repeat is not started again. `fenced` is entered around each.
-    Without `eager`, asking for the directory does not look whether it is there. `made` is waited for before anything
-    is done, where it may have to be made first.
+    The directory exists before and stays. A `ref` of another or a missing workspace raises
+    `WorkspaceUnavailableError` at the first operation. Commands of one `scope` share a sandbox. `origin` names each
+    command: a replay with the same name does not start it again. `fenced` is entered around each command. Without
+    `eager`, `working_dir` does not check that the directory exists. `made` is awaited before each operation.
     """
 
     def __init__(  # noqa: PLR0913 - the parts that a workspace is put together from
@@ -181,8 +191,10 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         made: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._made = made
-        self._commands = Commands(engine, authority, scope)
         self.engine = engine
+        self._authority = authority
+        self._scope = scope
+        self._ending = set[asyncio.Task[None]]()
         self._files = files
         self._origin = origin
         self._own = WorkspaceRef(provider=PROVIDER, id=name or workspace_id(engine))
@@ -194,11 +206,11 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """`shellback` and a name that is no path; None until something was done in it."""
+        """The reference; None before the first operation."""
         return self._ref
 
     async def working_dir(self) -> str:
-        """The directory that commands start in, as they see it; WorkspaceUnavailableError if it is gone."""
+        """The inner path of the directory; WorkspaceUnavailableError if it is gone."""
         if self._eager:
             await self._there()
         else:
@@ -214,19 +226,18 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - the protocol's
     ) -> CommandResult:
-        """Run a command to its end: words as they are, or with `shell` a line of bash.
+        """Run a command to its end: exact words, or with `shell` a line of bash. The default timeout is a week.
 
-        Without a `timeout` it has a week. Cancelling ends it with all that it started in the foreground; where only
-        the worker stops it runs on, and the repeat of the call goes on with it.
+        Cancelling ends its tree. If only the worker stops, it runs on, and a replay of the call waits for it.
 
         Raises:
             TypeError: A string without `shell`, or words with it.
             ValueError: The command, an environment variable or the timeout is not acceptable.
-            PermissionError: Policy refuses it.
-            WorkspaceTimeoutError: It was out of time, and has been ended.
-            WorkspaceOutputLimitError: It printed more than 10 MiB, and has been ended.
+            PermissionError: Policy denies it.
+            WorkspaceTimeoutError: It timed out, and was killed.
+            WorkspaceOutputLimitError: It printed more than 10 MiB, and was killed.
             WorkspaceUnavailableError: The workspace is gone, or commands cannot run here.
-            WorkspaceError: It could not be started, or how it ended is not known.
+            WorkspaceError: It could not be started, or its end is unknown.
         """
         validate_timeout(timeout)
         if isinstance(command, str) is not shell:
@@ -238,34 +249,34 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
             env=dict(env or {}),
             timeout_s=min(timeout or BACKGROUND_TIMEOUT_MAX_S, BACKGROUND_TIMEOUT_MAX_S),
             separate_stderr=True,
-            # The supervisor keeps all that may be returned; what is beyond ends the command.
+            # The supervisor keeps all that may be returned; more output ends the command.
             log_bytes=2 * MOST_BYTES,
         )
         with self._fenced(), _understood():
-            return await self._commands.run(spec, self._origin(), self._there)
+            return await self._run(spec, self._origin())
 
     async def read_bytes(self, path: str) -> bytes:
         """A file's content, at most 64 MiB."""
         return await self._on_files(self._files.read_bytes(path))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a file through links, and make the directories that it is in."""
+        """Write a file through symlinks; creates parent directories."""
         await self._on_files(self._files.write_bytes(path, data))
 
     async def make_dir(self, path: str) -> None:
-        """Make a directory and those that it is in."""
+        """Make a directory and its parents."""
         await self._on_files(self._files.make_dir(path))
 
     async def remove(self, path: str) -> None:
-        """Remove a file, or a directory with what it holds; never the workspace itself."""
+        """Remove a file or a directory tree; never the workspace itself."""
         await self._on_files(self._files.remove(path))
 
     async def exists(self, path: str) -> bool:
-        """Whether a path names anything."""
+        """Whether a path exists."""
         return await self._on_files(self._files.exists(path))
 
     async def realpath(self, path: str) -> str:
-        """The path without links, as far as it exists."""
+        """The path without symlinks, as far as it exists."""
         return await self._on_files(self._files.realpath(path))
 
     async def _on_files(self, act: Coroutine[Any, Any, T]) -> T:
@@ -278,12 +289,12 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
             return await act
 
     async def stat(self, path: str) -> FileEntry:
-        """What a path names, links followed."""
+        """The entry at a path; follows symlinks."""
         found = await self._on_files(self._files.stat(path))
         return FileEntry(name=found.name, path=path, is_dir=found.is_dir, size=found.size)
 
     async def list_dir(self, path: str) -> Sequence[FileEntry]:
-        """What a directory holds, sorted by name."""
+        """The entries of a directory, sorted by name."""
         found = await self._on_files(self._files.list_dir(path))
         return [FileEntry(name=one.name, path=one.path, is_dir=one.is_dir, size=one.size) for one in found]
 
@@ -294,7 +305,7 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
                 await self._made()
             place = await asyncio.to_thread(_place, self.engine.workspace)
             if place is None or self._place not in {None, place}:
-                # Named as commands see it: this goes to a model, and to those who watch it.
+                # The inner path: models and persons read this.
                 raise WorkspaceUnavailableError(f"the workspace {self.engine.backend.inner} is gone")
             self._place, self._ref = place, self._own
 
@@ -302,81 +313,29 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         if self._ref not in {None, self._own}:
             raise WorkspaceUnavailableError(f"workspace {self._ref} is not the one that is here ({self._own.id})")
 
-
-def _place(directory: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(directory)
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
-
-
-@contextmanager
-def _understood() -> Generator[None]:
-    """Raise what those who use workspaces know: a durable engine carries only these as they are."""
-    try:
-        yield
-    except (CommandDenied, PermissionDenied) as error:
-        raise PermissionError(str(error)) from None
-    except (OSError, InvalidCommand):
-        raise
-    except (BackendUnavailable, Unusable) as error:
-        raise WorkspaceUnavailableError(str(error)) from None
-    except ExecError as error:
-        raise WorkspaceError(str(error)) from None
-
-
-MOST_BYTES: Final = 10 * 1024 * 1024
-"""So much may a command print on both streams together."""
-COMMAND_BYTES: Final = 96 * 1024
-"""The kernel takes 128 KiB in one argument."""
-BEGINNING_BYTES: Final = 64 * 1024
-"""What an error shows of each stream."""
-LOOK_S: Final = 0.5
-"""How often it is looked whether a running command has printed too much or lost its workspace: nobody tells."""
-AGAIN_S: Final = 0.02
-END_S: Final = 15.0
-"""How long a command that was ended is waited for."""
-_GONE: Final = frozenset({Evidence.CONTAINER_RESTARTED, Evidence.MACHINE_REBOOTED, Evidence.HOST_UNREACHABLE})
-
-
-@dataclass(slots=True, eq=False)
-class Commands:
-    """Runs commands through one engine, under one authority, in one scope."""
-
-    _engine: Engine
-    _authority: Authority
-    _scope: str
-    _ending: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
-
-    async def run(self, spec: CommandSpec, origin: CallOrigin, there: Callable[[], Awaitable[None]]) -> CommandResult:
-        """Run a command to its end; `there` raises when it has lost its workspace.
-
-        Cancelling ends it, unless the engine has been stopped: then it runs on for the repeat of the call.
-        """
+    async def _run(self, spec: CommandSpec, origin: CallOrigin) -> CommandResult:
+        """Run a command to its end. Cancelling kills it; if the engine was stopped, it runs on for a replay."""
         if (size := len(spec.command.encode())) > COMMAND_BYTES:
             raise InvalidCommand(f"the command has {size} bytes; at most {COMMAND_BYTES} are accepted, use a file")
         check_env(spec.env)
         key = session_id(origin)
-        running = asyncio.ensure_future(run_permitted(self._engine, self._authority, spec, self._scope, origin))
+        running = asyncio.ensure_future(run_permitted(self.engine, self._authority, spec, self._scope, origin))
         try:
-            outcome = await self._watched(running, key, there)
+            outcome = await self._watched(running, key)
         except BaseException:
-            if self._engine.started:
+            if self.engine.started:
                 with anyio.CancelScope(shield=True):
                     await self._ended(running, key)
             raise
         if outcome.session.end is None:
-            # A person stopped the turn, and nobody else waits for it.
+            # A person stopped the turn, and no other call waits for it.
             await self._ended(running, key)
             raise WorkspaceError(f"the wait for session {key} was given up, and its command has been ended")
         result = await self._result(outcome.session, spec)
-        await there()
+        await self._there()
         return result
 
-    async def _watched(
-        self, running: asyncio.Future[Outcome], key: SessionId, there: Callable[[], Awaitable[None]]
-    ) -> Outcome:
+    async def _watched(self, running: asyncio.Future[Outcome], key: SessionId) -> Outcome:
         while True:
             await asyncio.wait({running}, timeout=LOOK_S)
             if running.done():
@@ -384,10 +343,10 @@ class Commands:
             if self._printed(key) > MOST_BYTES:
                 await self._ended(running, key)
                 raise await self._too_much(key)
-            await there()
+            await self._there()
 
     async def _ended(self, running: asyncio.Future[Outcome], key: SessionId) -> None:
-        """End the tree of a command; goes on when this is cancelled."""
+        """Kill the tree of a command, also when cancelled."""
         task = asyncio.ensure_future(self._end(running, key))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -397,12 +356,12 @@ class Commands:
         clock = asyncio.get_running_loop().time
         deadline = clock() + END_S
         while clock() < deadline:
-            session = await self._engine.store.get(key)
+            session = await self.engine.store.get(key)
             if session is not None and session.end is None:
-                session, _ = await Sessions(self._engine, None).end(session, by=EndedBy.AGENT)
+                session, _ = await Sessions(self.engine, None).end(session, by=EndedBy.AGENT)
             if running.done() and (session is None or session.end is not None):
                 break
-            # Claimed or started it may be any moment: nobody tells, and until then there is nothing to be ended.
+            # It may be claimed or started at any moment, without a notification.
             await asyncio.sleep(AGAIN_S)
         running.cancel()
         await asyncio.wait({running})
@@ -427,7 +386,7 @@ class Commands:
         return CommandResult(exit_code=code, stdout=out, stderr=err)
 
     def _log(self, key: SessionId, *, err: bool) -> OutputLog:
-        return OutputLog(self._engine.links.sessions / key, key, err=err)
+        return OutputLog(self.engine.links.sessions / key, key, err=err)
 
     def _printed(self, key: SessionId) -> int:
         return sum(self._log(key, err=err).size() for err in (False, True))
@@ -444,3 +403,26 @@ class Commands:
             stdout=out,
             stderr=err,
         )
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+@contextmanager
+def _understood() -> Generator[None]:
+    """Convert errors to those of the workspace protocol: a durable engine preserves only these."""
+    try:
+        yield
+    except (CommandDenied, PermissionDenied) as error:
+        raise PermissionError(str(error)) from None
+    except (OSError, InvalidCommand):
+        raise
+    except (BackendUnavailable, Unusable) as error:
+        raise WorkspaceUnavailableError(str(error)) from None
+    except ExecError as error:
+        raise WorkspaceError(str(error)) from None
