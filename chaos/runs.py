@@ -21,7 +21,7 @@ from chaos.story import Count, facts_of, live_through
 from shellback.storage import schema
 from tests import images
 from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgres
-from tests.pods import emptied
+from tests.podmans import emptied
 from tests.stage import stage
 
 KEPT: Final = 20

@@ -17,7 +17,7 @@ from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.log.placements import Placements
 from shellback.exec.supervisor.process import procfs
 from tests.databases import PostgresServer
-from tests.pods import podman
+from tests.podmans import podman
 from tests.stage import Stage
 from tests.supervisors import kill, state_of
 

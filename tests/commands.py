@@ -49,6 +49,12 @@ def shellback(
     return Result(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def begun(stage: Stage, *args: str, **environ: str | None) -> subprocess.Popen[str]:
+    """One command that runs on, as a program of its own."""
+    pipe, whole = subprocess.PIPE, environment(stage, environ)
+    return subprocess.Popen([*PROGRAM, *args], env=whole, cwd=stage.root, stdout=pipe, stderr=pipe, text=True)
+
+
 def told(stage: Stage, *args: str, **environ: str | None) -> Result:
     """What a command that only reads prints, called within this process, which is ten times as quick.
 
@@ -126,6 +132,11 @@ class OnTerminal:
         self.type(keys)
         for text in texts:
             self.until(text)
+
+    def leaves(self, keys: str, code: int = 0) -> None:
+        """Press keys, and see the program end with this code."""
+        self.type(keys)
+        assert self.ended() == code
 
     def until(self, text: str) -> None:
         """Wait until `text` appears after what was waited for before."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = [
-    "tests.supervisors",
     "tests.databases",
+    "tests.supervisors",
     "tests.sandboxes",
     "tests.execs",
     "tests.shells",

@@ -171,7 +171,11 @@ async def run(engine: Engine, command: str, *, yield_after: float | None = None,
     return await engine.run(granted(engine, made), origin(), yield_after=yield_after)
 
 
-async def launch(engine: Engine, command: str, **more: Any) -> Session:
+async def launch(engine: Engine, command: str, *, shows: str = "", **more: Any) -> Session:
+    """Start a command in the background, and wait until it `shows` this."""
     asked = more.pop("origin", None) or origin()
     made = spec(engine, command, background=True, **more)
-    return await engine.launch(granted(engine, made), asked)
+    session = await engine.launch(granted(engine, made), asked)
+    if shows:
+        await printed(engine, session.id, shows)
+    return session

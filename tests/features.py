@@ -24,7 +24,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
 from tests import execs
-from tests.pods import pod
+from tests.podmans import pod
 from tests.supervisors import WHO
 
 KINDS: Final = ("host", "bubblewrap", "podman")

@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP on loopback, and what it was sent."""
+"""Web servers on loopback, and a receiver of OTLP with what it was sent."""
 
 from __future__ import annotations
 
@@ -90,6 +90,20 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 
 @contextmanager
+def serving(server: ThreadingHTTPServer) -> Generator[str]:
+    """The address of a server that serves meanwhile."""
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
 def receiving(*, hangs: bool = False) -> Generator[Receiver]:
     """A receiver; one that `hangs` takes a request and does not answer before the end."""
     found = Receiver()
@@ -108,15 +122,8 @@ def receiving(*, hangs: bool = False) -> Generator[Receiver]:
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        found.go_on.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as found.url:
+        try:
+            yield found
+        finally:
+            found.go_on.set()

@@ -107,22 +107,17 @@ class Pane:
         """What it shows, and what has been scrolled away."""
         return self._tmux("capture-pane", "-p", "-S", "-")
 
-    def title(self) -> str:
-        return self._tmux("display-message", "-p", "#{pane_title}").strip()
-
     def mode(self, name: str) -> str:
         """What tmux says of the pane, say `alternate_on` or `mouse_any_flag`."""
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
 
-    def tty(self) -> str:
-        return self._tmux("display-message", "-p", "#{pane_tty}").strip()
-
     def clipboard(self) -> str:
         return self._tmux("list-buffers")
 
-    def keys(self, *names: str) -> None:
-        """Press keys, each by its name; what is no name is typed."""
+    def keys(self, *names: str, shows: str = "") -> str:
+        """Press keys, each by its name; what is no name is typed. What is shown, once it has this pattern."""
         self._tmux("send-keys", *names)
+        return self.until(shows) if shows else ""
 
     def line(self, text: str) -> None:
         self._tmux("send-keys", "-l", text)
@@ -157,10 +152,11 @@ class Pane:
                 raise AssertionError(f"{pattern!r} is not shown:\n{shown}")
             time.sleep(0.03)
 
-    def attach(self, session: Session, *options: str) -> str:
-        """Run `shellback attach` in the pane; returns what is shown once it is there."""
-        self.line(f"{' '.join(PROGRAM)} attach {' '.join(options)} {session.id}; echo code=$?")
-        return self.until(rf"\[attached to {session.id}")
+    def attach(self, session: Session, pattern: str = "", *, options: str = "") -> str:
+        """Run `shellback attach` in the pane; returns what is shown once it is there, and `pattern` too."""
+        command = f"{' '.join(PROGRAM)} attach {options} {session.id}; echo code=$?"
+        shown = self.does(command, rf"\[attached to {session.id}")
+        return self.until(pattern) if pattern else shown
 
     def child(self) -> int:
         """The process that runs in the pane's shell."""

@@ -1,4 +1,4 @@
-"""Containers of a test's own: what runs in them, and nothing left of them."""
+"""Containers of a test's own: engines over real ones, what runs and is killed in them, and nothing left at the end."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ import contextlib
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.docker import Docker, DockerBackend
 from shellback.exec.backends.podman import Podman, PodmanBackend
+from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import WORK
+from shellback.exec.core.ports import SessionStore
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.placements import Placements
 from shellback.exec.policy.commands import command_spec
-from shellback.exec.wire.protocol import ExitRecord, StartRequest
-from tests import dockers, images
+from tests import dockers, images, sandboxes
+from tests.execs import Told, end_all
 from tests.sandboxes import writable
-from tests.supervisors import SOON
+from tests.stage import Stage, stage
+from tests.supervisors import SOON, Rig
 
 _NUMBERS = itertools.count(1)
 BACKENDS: dict[str, type[ContainerBackend]] = {"podman": PodmanBackend, "docker": DockerBackend}
@@ -87,37 +96,14 @@ class Yard:
         )
         plan = await backend.plan(spec, scope)
         assert plan.home is not None
-        name = f"t{os.getpid()}n{next(_NUMBERS)}"
-        ended: asyncio.Future[ExitRecord] = asyncio.get_running_loop().create_future()
-
-        def told(record: ExitRecord) -> None:
-            if record["session_id"] == name and not ended.done():
-                ended.set_result(record)
-
-        client = SupervisorClient(plan.home, spawn=False, wait_s=SOON, on_exit=told)
-        try:
-            boot_id = (await client.connect())["boot_id"]
-            place = os.stat(spec.cwd)
-            answer = await client.start(
-                StartRequest(
-                    session_id=name,
-                    argv=plan.argv,
-                    env=plan.env,
-                    cwd=plan.cwd,
-                    boot_id=boot_id,
-                    uid=plan.uid,
-                    gid=plan.gid,
-                    umask=plan.umask,
-                    place=(place.st_dev, place.st_ino),
-                )
-            )
+        name, place = f"t{os.getpid()}n{next(_NUMBERS)}", os.stat(spec.cwd)
+        given = {"env": plan.env, "cwd": plan.cwd, "uid": plan.uid, "gid": plan.gid, "umask": plan.umask}
+        async with inside(plan.home) as rig:
+            answer = await rig.start(name, *plan.argv, place=(place.st_dev, place.st_ino), **given)
             assert answer["outcome"] == "started", answer
-            record = await asyncio.wait_for(ended, SOON)
-            output = (plan.home / "sessions" / name / "log").read_text("utf-8", "replace")
-            await client.ack(name)
-        finally:
-            await client.close()
-        return Ended(record["exit_code"], record["signal"], output)
+            record = await rig.exit(name)
+            await rig.client.ack(name)
+            return Ended(record["exit_code"], record["signal"], rig.log(name).decode(errors="replace"))
 
     def clear(self) -> None:
         """Take away every container that was made here."""
@@ -138,3 +124,129 @@ def yard(kind: str = "podman", **options: Any) -> Generator[Yard]:
     finally:
         made.clear()
         shutil.rmtree(base, ignore_errors=True)
+
+
+def yards(*kinds: str, scope: Any = "function") -> Any:
+    """A fixture: a yard of each of these kinds of engine."""
+
+    @pytest.fixture(scope=scope, params=kinds)
+    def made(request: pytest.FixtureRequest) -> Generator[Yard]:
+        with yard(request.param) as one:
+            yield one
+
+    return made
+
+
+@contextlib.asynccontextmanager
+async def inside(home: Path) -> AsyncGenerator[Rig]:
+    """A client of the supervisor in a container, which stays as it is."""
+    made = Rig(home, lent=True, spawn=False, wait_s=SOON)
+    try:
+        made.boot_id = (await made.client.connect())["boot_id"]
+        yield made
+    finally:
+        await made.client.close()
+
+
+class Pod:
+    """One state directory and one workspace, whose commands run in containers."""
+
+    def __init__(self, root: Path, **environ: str) -> None:
+        root.chmod(0o755)
+        self.root = root
+        self.state, self.workspace = root / "state", root / "workspace"
+        self.crash = root / "crash"
+        for path in (self.state, self.crash):
+            path.mkdir(mode=0o700)
+        writable(self.workspace)
+        self.environ = environ
+        self.told = Told()
+        self.store = MemorySessionStore(sink=self.told)
+        self.ports: list[Supervisors] = []
+
+    def containers(self) -> Containers:
+        return Containers(self.state / "containers", Podman(environ=self.environ), crash_dir=self.crash)
+
+    def engine(self, store: SessionStore | None = None, **more: Any) -> Engine:
+        """An engine as a worker has one, with containers and supervisors of its own."""
+        containers = self.containers()
+        port = Supervisors(
+            SupervisorClient(self.state, idle_s=0.5), self.state, containers=containers, host_needed=False
+        )
+        self.ports.append(port)
+        backend = PodmanBackend(self.workspace, containers, image=str(images.test_rootfs()))
+        return Engine(store or self.store, port, backend, home=self.state, **more)
+
+    @property
+    def home(self) -> Path:
+        """The home of the only container."""
+        (home,) = Placements(self.state).homes()
+        return home
+
+    def pids(self) -> tuple[int, int]:
+        """Supervisor and keeper of the only container, as this machine numbers them."""
+        keeper = int(podman("inspect", "--format", "{{.State.Pid}}", self.home.name))
+        for one in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+            if Path(f"/proc/{one}/comm").read_text().strip() == "shellback-sup":
+                return int(one), keeper
+        raise AssertionError("the keeper has no supervisor")
+
+
+@contextlib.contextmanager
+def emptied(made: Stage) -> Generator[None]:
+    """At the end the stage has neither a worker nor a container."""
+    try:
+        yield
+    finally:
+        for worker in made.workers:
+            worker.kill()
+        _clear(made.home)
+
+
+@contextlib.contextmanager
+def contained(kind: str, database_url: str | None = None, **environ: str) -> Generator[Stage]:
+    """A stage whose commands run in a backend of this kind, skipped without it, and emptied at the end."""
+    if kind == "podman":
+        images.needed()
+        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
+    elif kind == "bubblewrap":
+        sandboxes.needed()
+    with stage(database_url, BACKEND=kind, **environ) as made, emptied(made):
+        made.workspace.chmod(0o775)
+        yield made
+
+
+def _clear(state: Path) -> None:
+    for home in Placements(state).homes():
+        with contextlib.suppress(subprocess.CalledProcessError):
+            podman("rm", "--force", "--time", "0", home.name)
+
+
+def podman(*words: str) -> str:
+    """What podman says, whoever else uses it."""
+    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=100).stdout.strip()
+
+
+@contextlib.asynccontextmanager
+async def pod(**environ: str) -> AsyncGenerator[Pod]:
+    """A pod that leaves neither a process nor a container behind."""
+    images.needed()
+    made = Pod(Path(tempfile.mkdtemp(prefix="shellback-pod-")), **environ)
+    try:
+        yield made
+    finally:
+        await asyncio.to_thread(_clear, made.state)
+        await asyncio.to_thread(shutil.rmtree, made.root, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def in_pod(**more: Any) -> AsyncGenerator[tuple[Pod, Engine]]:
+    """A pod with a started engine."""
+    async with pod() as made:
+        engine = made.engine(**more)
+        async with engine:
+            try:
+                yield made, engine
+            finally:
+                with contextlib.suppress(Exception):
+                    await end_all(engine)

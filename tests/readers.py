@@ -156,8 +156,10 @@ class Reader:
         with contextlib.suppress(BrokenPipeError):
             self._shell.stdin.close()
         self._shell.wait()
-        for lock in self._root.rglob(layout.SUPERVISOR_LOCK):
-            asyncio.run(_end_supervisor(lock.parents[1]))
+        # Not by rglob, which fails where a supervisor takes something out of a workspace meanwhile.
+        for folder, _, files in os.walk(self._root):
+            if layout.SUPERVISOR_LOCK in files:
+                asyncio.run(_end_supervisor(Path(folder).parent))
 
 
 def _free_port() -> str:

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
@@ -116,23 +117,31 @@ class Stage:
         return False
 
     def hire(
-        self, version: str | None = None, *, executed: bool = False, boot_id: Path | None = None, **environ: str
+        self,
+        version: str | None = None,
+        *,
+        executed: bool = False,
+        before: Sequence[str] = (),
+        boot_id: Path | None = None,
+        ready: bool = True,
+        **environ: str,
     ) -> WorkerChild:
-        """Start a worker and wait until it listens; `version` makes it one of another step shape.
+        """Start a worker and wait until it is `ready`; `version` makes it one of another step shape.
 
-        It is forked off the nursery, with `boot_id` on a machine of its own, unless it is to be `executed`, as
-        happens by itself where the environment says what a program imports.
+        It is forked off the nursery, with `boot_id` on a machine of its own, unless it is to be `executed`, with these
+        words `before`, as happens by itself where the environment says what a program imports.
         """
         environ = {**self.environ, **environ}
         worker: WorkerChild
         if version is not None:
             worker = ForkedWorker(self.where, environ, program=VERSIONED, arguments=[version])
         elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
-            worker = WorkerChild(self.where, environ, [sys.executable, "-m", "shellback", "worker"])
+            worker = WorkerChild(self.where, environ, [*before, sys.executable, "-m", "shellback", "worker"])
         else:
             worker = ForkedWorker(self.where, environ, boot_id)
         self.workers.append(worker)
-        worker.wait_ready()
+        if ready:
+            worker.wait_ready()
         return worker
 
     def arm(self, point: str, order: str = "kill self") -> None:
@@ -172,29 +181,33 @@ class Stage:
     def approve(self, conversation: str = "c1") -> Request:
         return self.decide(self.pending(conversation))
 
-    def started(self, text: str, part: str, conversation: str = "c1") -> Session:
-        """Send `text` and approve what it asks for; the session of the command with `part`."""
+    def started(self, text: str, part: str, conversation: str = "c1", *, rest: bool = False) -> Session:
+        """Send `text`, approve what it asks for; the session of the command with `part`, with `rest` after the turn."""
         self.send(text, conversation)
         self.approve(conversation)
-        return self.session(part)
+        session = self.session(part)
+        if rest:
+            self.until("the turn that has started it is over", self.at_rest)
+        return session
 
     def answer(self, item_id: str) -> str:
         """The first answer given after the item's message was heard."""
         return self.until(f"an answer to {item_id}", lambda: next(iter(self.answers(since=item_id)), None))
 
     def answers(self, *, since: str | None = None, conversation: str = "c1") -> list[str]:
-        query = sa.select(turns.c.answer).where(turns.c.answer.is_not(None), turns.c.conversation_id == conversation)
-        if since is not None:
-            after = sa.select(turns.c.created_at).where(turns.c.id == since).scalar_subquery()
-            query = query.where(turns.c.ended_at >= after)
-        return self.scalars(query.order_by(turns.c.ended_at))
+        """All answers in a conversation, or those after the item `since` was sent in its own."""
+        query = sa.select(turns.c.answer).where(turns.c.answer.is_not(None)).order_by(turns.c.ended_at)
+        if since is None:
+            return self.scalars(query.where(turns.c.conversation_id == conversation))
+        sent = sa.select(turns.c.conversation_id, turns.c.created_at).where(turns.c.id == since).subquery()
+        return self.scalars(
+            query.where(turns.c.conversation_id == sent.c.conversation_id, turns.c.ended_at >= sent.c.created_at)
+        )
 
     def turn(self, item_id: str) -> dict[str, Any] | None:
-        def look(conn: sa.Connection) -> dict[str, Any] | None:
-            row = conn.execute(sa.select(turns).where(turns.c.id == item_id)).mappings().one_or_none()
-            return None if row is None else dict(row)
-
-        return self.read(look)
+        query = sa.select(turns).where(turns.c.id == item_id)
+        found = self.where.database.read_now(lambda conn: conn.execute(query).mappings().all())
+        return dict(found[0]) if found else None
 
     def ended(self, item_id: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
@@ -227,8 +240,21 @@ class Stage:
         table = "workflow_status" if self.where.database.dialect == "sqlite" else "dbos.workflow_status"
         return self.scalars(sa.text(f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'"))
 
+    def steps(self, item_id: str) -> list[str]:
+        """Names of the steps that DBOS has recorded of an item's turn."""
+        table = "operation_outputs" if self.where.database.dialect == "sqlite" else "dbos.operation_outputs"
+        query = sa.text(f"select function_name from {table} where workflow_uuid = :id order by function_id")
+        return self.scalars(query.bindparams(id=item_id))
+
+    def rows(self, query: sa.Executable) -> list[tuple[Any, ...]]:
+        return self.where.database.read_now(lambda conn: [tuple(row) for row in conn.execute(query)])
+
     def scalars(self, query: sa.Executable) -> list[Any]:
-        return self.where.database.read_now(lambda conn: list(conn.execute(query).scalars()))
+        return [row[0] for row in self.rows(query)]
+
+    def change(self, statement: sa.Executable) -> int:
+        """Change rows behind everybody's back; how many there were."""
+        return self.where.database.write_now(lambda conn: conn.execute(statement).rowcount)
 
     def supervisor_pids(self) -> tuple[int, int]:
         """The supervisor and its parent, the keeper."""
@@ -280,3 +306,17 @@ def working(database_url: str | None = None, **environ: str) -> Generator[Stage]
     with stage(database_url, **environ) as made:
         made.hire()
         yield made
+
+
+def staged(
+    needed: Callable[[], None] = lambda: None, *, worker: bool = False, scope: Any = "module", **environ: str
+) -> Any:
+    """A fixture: a stage, with or without a worker, for all tests of a module or as `scope` says."""
+
+    @pytest.fixture(scope=scope)
+    def made() -> Generator[Stage]:
+        needed()
+        with (working if worker else stage)(**environ) as one:
+            yield one
+
+    return made

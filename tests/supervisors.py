@@ -1,25 +1,31 @@
-"""A supervisor of a test's own: started on demand, its exits collected, gone at the end."""
+"""A supervisor of a test's own: started on demand, in its own namespace too, its exits collected, gone at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
+import itertools
 import os
 import re
 import select
 import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 
+from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest
+from tests.databases import unavailable
 
 T = TypeVar("T")
 BOOT = linux.boot_id()
@@ -27,6 +33,9 @@ UID = 65534 if os.geteuid() == 0 else None
 WHO: dict[str, Any] = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
 """How `subprocess` runs a program as the user who runs commands."""
 SOON = 60.0
+UNSHARE: Final = ("unshare", "-m") if os.geteuid() == 0 else ("unshare", "-Urm")
+_MOUNTED: Final = 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"'
+_python: Final = ctypes.PyDLL(None, use_errno=True)
 CALLS = re.compile(r"\breach\((.*)\)")
 
 
@@ -47,10 +56,13 @@ def arm(folder: Path, point: str, orders: str) -> None:
 class Rig:
     """A client and what it was told."""
 
-    def __init__(self, home: Path, **options: Any) -> None:
+    def __init__(self, home: Path, *, lent: bool = False, **options: Any) -> None:
+        """With `lent` the state directory is somebody else's, and nothing is put there."""
         self.home = home
+        self.boot_id = BOOT
         self.crash = home / "crash"
-        self.crash.mkdir(parents=True)
+        if not lent:
+            self.crash.mkdir(parents=True)
         self.told: list[ExitRecord] = []
         self._waiting: dict[str, asyncio.Future[ExitRecord]] = {}
         self._pairs: dict[int, int] = {}
@@ -68,14 +80,17 @@ class Rig:
         if not future.done():
             future.set_result(record)
 
-    async def start(self, name: str, *argv: str, **more: Any) -> Message:
-        """Start argv, or with one word a script for sh."""
+    async def start(self, name: str, *argv: str, shows: bytes = b"", **more: Any) -> Message:
+        """Start argv, or with one word a script for sh, and wait until its log `shows` this."""
         words = ("/bin/sh", "-c", argv[0]) if len(argv) == 1 else argv
         fields: dict[str, Any] = {
-            "session_id": name, "argv": words, "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "boot_id": BOOT,
-            "uid": UID, **more,
+            "session_id": name, "argv": words, "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/",
+            "boot_id": self.boot_id, "uid": UID, **more,
         }  # fmt: skip
-        return await self.client.start(StartRequest(**fields))
+        answer = await self.client.start(StartRequest(**fields))
+        if shows:
+            await self.until_log(name, shows)
+        return answer
 
     async def exit(self, name: str, within: float = SOON) -> ExitRecord:
         """The exit record of a session, once it is told."""
@@ -162,6 +177,13 @@ def score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
+def run_to_end(
+    *argv: str | Path, timeout: float = SOON, check: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program; its exit code and what it printed, as text."""
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check, **more)
+
+
 async def until(true: Callable[[], object]) -> None:
     """Wait for what nobody announces."""
     async with asyncio.timeout(SOON):
@@ -208,6 +230,27 @@ def state_of(pid: int) -> str:
     return found.state if found else ""
 
 
+def fork() -> int:
+    """As `os.fork`, without what libraries hook into that: an exporter of traces begins a thread in each child."""
+    pid: int = _python.fork()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "fork")
+    return pid
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process, none of one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    return []
+
+
+def sleepers(seconds: str) -> list[int]:
+    """Pids of the processes that were told to sleep so long."""
+    told = [(proc.pid, words_of(proc.pid)) for proc in procfs.snapshot()]
+    return [pid for pid, words in told if words and words[0].endswith("sleep") and seconds in words]
+
+
 def removed(home: Path) -> bool:
     """Remove a state directory; False where its supervisor put something there at the same time."""
     shutil.rmtree(home, ignore_errors=True)
@@ -247,3 +290,75 @@ async def rig(tmp_path: Path, **options: Any) -> AsyncGenerator[Rig]:
 async def sup(tmp_path: Path) -> AsyncGenerator[Rig]:
     async with rig(tmp_path) as made:
         yield made
+
+
+class SmallRig(Rig):
+    """A rig whose supervisor sees a small file system where we see an empty directory."""
+
+    def __init__(self, keeper: int, home: Path, mount: Path) -> None:
+        self.keeper = keeper
+        self.mount = Path(f"/proc/{keeper}/root{mount}")
+        self._inside = mount
+        super().__init__(Path(f"/proc/{keeper}/root{home}"), spawn=False, wait_s=10.0)
+
+    def fill(self) -> None:
+        """Take all the room there is."""
+        filler = os.open(self.mount / "filler", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            for size in (1 << 16, 1 << 12, 1):
+                try:
+                    while True:
+                        os.write(filler, b"x" * size)
+                except OSError:
+                    continue
+        finally:
+            os.close(filler)
+
+    def take_inodes(self) -> None:
+        """Make files until there can be no more."""
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (self.mount / f"inode{number}").touch()
+
+    def make_room(self) -> None:
+        (self.mount / "filler").unlink()
+
+    def remount(self, how: str) -> None:
+        """Mount it anew as `ro` or `rw`."""
+        user = [] if os.geteuid() == 0 else ["-U", "--preserve-credentials"]
+        within = ["nsenter", "-t", str(self.keeper), "-m", *user]
+        subprocess.run([*within, "mount", "-o", f"remount,{how}", self._inside], check=True, capture_output=True)
+
+
+@contextlib.asynccontextmanager
+async def small_rig(tmp_path: Path, *, size: str = "2m", below: str = "") -> AsyncGenerator[SmallRig]:
+    """A supervisor whose home, or what is `below` it, is a file system of `size` that only its processes see."""
+    require_namespaces()
+    home = tmp_path / "home"
+    mount = home / below
+    mount.mkdir(parents=True, mode=0o700)
+    argv = [*UNSHARE, "sh", "-c", _MOUNTED, "sh", f"size={size},mode=700", str(mount), *launch.service_argv(home)]
+    with tempfile.TemporaryFile() as said:
+        keeper = subprocess.Popen(argv, stderr=said, env={"PATH": os.defpath})  # noqa: ASYNC220 - returns at once
+        try:
+            await until(lambda: b"ready" in os.pread(said.fileno(), 1000, 0) or keeper.poll() is not None)
+            assert keeper.poll() is None, os.pread(said.fileno(), 1000, 0)
+            rig = SmallRig(keeper.pid, home, mount)
+            try:
+                await rig.client.connect()
+                yield rig
+            finally:
+                await rig.client.close()
+        finally:
+            keeper.terminate()
+            if not await gone(keeper.pid):
+                keeper.kill()
+            keeper.wait()
+
+
+def require_namespaces() -> None:
+    """Skip where nobody may mount anything for itself alone."""
+    with tempfile.TemporaryDirectory() as empty:
+        tried = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", empty], capture_output=True, check=False)
+    if tried.returncode:
+        unavailable(f"no namespace of its own for a supervisor: {tried.stderr.decode(errors='replace').strip()}")

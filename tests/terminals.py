@@ -40,6 +40,11 @@ class Typist:
         (answer,) = await converse(self.engine, ("process_send_keys", args))
         return answer
 
+    async def sees(self, wanted: str, *keys: str, **more: str) -> Screen:
+        """Press keys; the screen once it has what matches `wanted`."""
+        await self.press(*keys, **more)
+        return await self.until(wanted)
+
     async def call(self, tool: str, **args: Any) -> Any:
         """Call another tool about this session, approved; its answer."""
         (answer,) = await converse(self.engine, (tool, {"session_id": self.session.id, **args}))

@@ -16,11 +16,11 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.storage.tables import audit, events, mailbox
-from tests import images, sandboxes
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, shellback, told
 from tests.panes import DETACH, PATIENCE_S, Pane, Started, pane, started
-from tests.pods import emptied
+from tests.podmans import contained
 from tests.stage import Stage, stage, working
+from tests.supervisors import run_to_end
 
 SHELL = "PS1='agent:' bash --norc --noprofile"
 
@@ -38,11 +38,8 @@ def person(on_stage: Started) -> Generator[Pane]:
 
 
 def typed(made: Stage, session_id: str) -> list[dict[str, Any]]:
-    def look(conn: sa.Connection) -> list[dict[str, Any]]:
-        query = sa.select(mailbox.c.payload).where(mailbox.c.kind == "typed").order_by(mailbox.c.id)
-        return [payload for payload in conn.execute(query).scalars() if payload["session_id"] == session_id]
-
-    return made.read(look)
+    query = sa.select(mailbox.c.payload).where(mailbox.c.kind == "typed").order_by(mailbox.c.id)
+    return [payload for payload in made.scalars(query) if payload["session_id"] == session_id]
 
 
 def stty(person: Pane) -> str:
@@ -58,20 +55,17 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
     session = on_stage.start(SHELL)
     before = stty(person)
     usual = on_stage.size(session)
-    person.attach(session)
-    person.until("^agent:")
+    person.attach(session, "^agent:")
     person.does("echo $((40+2)) at $(stty size)", "^42 at 30 100$")
     person.resize(26, 90)
     on_stage.stage.until("the new size", lambda: on_stage.size(session) == (26, 90))
     # Between two programs, a shell that is interrupted goes on with the second.
     person.does("sh -c 'echo sle''eps; exec sleep 600'; echo not here", "^sleeps$")
-    person.keys("C-c")
-    person.until(r"^agent:$")
+    person.keys("C-c", shows=r"^agent:$")
     person.does(
         """sh -c 'trap "echo it quits; exit" QUIT; echo now; while :; do sleep 0.05; done'; stty size""", "^now$"
     )
-    person.keys(DETACH, DETACH)
-    person.until(r"^26 90$")
+    person.keys(DETACH, DETACH, shows=r"^26 90$")
     # The key may be shown before what it causes.
     assert len(re.findall(r"^(?:\^\\)?it quits", on_stage.log(session), re.MULTILINE)) == 1
     shown = person.leave()
@@ -79,8 +73,7 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
     assert stty(person) == before
     on_stage.stage.until("its own size again", lambda: on_stage.size(session) == usual)
 
-    person.attach(session)
-    person.until(r"^42 at 30 100$")
+    person.attach(session, r"^42 at 30 100$")
     shown = person.does("exit 3", r"^code=3$")
     assert f"[{session.id} ended: exit 3]" in shown
     assert stty(person) == before
@@ -88,8 +81,7 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
 
 def test_how_to_leave_can_be_read_above_whatever_comes(on_stage: Started, person: Pane) -> None:
     session = on_stage.start(SHELL)
-    person.attach(session)
-    person.until("^agent:")
+    person.attach(session, "^agent:")
     person.does("seq 1 200", "^200$")
     assert f"[attached to {session.id}" not in person.shown()
     assert f"[attached to {session.id}" in person.history()
@@ -101,25 +93,19 @@ def test_full_screen_programs_are_drawn_and_take_keys(on_stage: Started, person:
     Path(on_stage.stage.workspace / "text").chmod(0o666)
     session = on_stage.start("less text; vim -u NONE -N text; echo over; sleep 600")
     on_stage.until(session, "line 20")
-    person.attach(session)
-    person.until("^line 20$")
+    person.attach(session, "^line 20$")
     assert person.mode("alternate_on") == "1"
-    person.keys("G")
-    person.until("^line 499$")
-    person.keys("k", "k", "PPage", "g")
-    person.until("^line 0$")
+    person.keys("G", shows="^line 499$")
+    person.keys("k", "k", "PPage", "g", shows="^line 0$")
     person.keys("q")
     person.until('"text" 500L')
     person.keys("O")
     person.line("typed by a person")
-    person.keys("Escape", DETACH)
-    person.until(r"^code=0$")
+    person.keys("Escape", DETACH, shows=r"^code=0$")
     assert person.mode("alternate_on") == "0"
-    person.attach(session)
-    shown = person.until("^typed by a person$")
+    shown = person.attach(session, "^typed by a person$")
     assert "line 0" in shown
-    person.keys(":", "q", "!", "Enter")
-    person.until("^over$")
+    person.keys(":", "q", "!", "Enter", shows="^over$")
     person.leave()
 
 
@@ -127,8 +113,7 @@ def test_full_screen_programs_are_drawn_and_take_keys(on_stage: Started, person:
 def test_the_terminal_is_given_back_after_a_signal(on_stage: Started, person: Pane, number: int) -> None:
     session = on_stage.start("printf '\\033[?1049h\\033[?1000h\\033[?25l\\033[?1hhere'; cat")
     before = stty(person)
-    person.attach(session)
-    person.until("here")
+    person.attach(session, "here")
     assert person.mode("mouse_any_flag") == "1"
     person.does("typed", "typed")
     os.kill(person.child(), number)
@@ -143,8 +128,7 @@ def test_the_terminal_is_given_back_where_the_attachment_is_killed(on_stage: Sta
     # In a shell that gives a terminal back itself nothing would be shown of it.
     person.does("exec sh", r"^person:exec sh\nperson:$")
     before = modes(person)
-    person.attach(session)
-    person.until("here")
+    person.attach(session, "here")
     assert person.mode("mouse_any_flag") == "1"
     assert modes(person) != before
     os.kill(person.child(), signal.SIGKILL)
@@ -157,15 +141,14 @@ def test_the_terminal_is_given_back_where_the_attachment_is_killed(on_stage: Sta
 
 def test_nobody_watches_a_terminal_that_was_given_back(on_stage: Started, person: Pane) -> None:
     session = on_stage.start("echo here; cat")
-    person.attach(session)
-    person.until("here")
+    person.attach(session, "here")
     (watcher,) = children(person.child())
     person.leave()
     assert not Path(f"/proc/{watcher}").exists()
 
 
 def modes(person: Pane) -> list[Any]:
-    fd = os.open(person.tty(), os.O_RDWR | os.O_NOCTTY)
+    fd = os.open(person.mode("pane_tty"), os.O_RDWR | os.O_NOCTTY)
     try:
         return termios.tcgetattr(fd)
     finally:
@@ -173,8 +156,7 @@ def modes(person: Pane) -> list[Any]:
 
 
 def children(pid: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True)
-    return [int(child) for child in found.stdout.split()]
+    return [int(child) for child in run_to_end("pgrep", "-P", str(pid), check=True).stdout.split()]
 
 
 def test_a_killed_attachment_leaves_the_row_that_somebody_typed(on_stage: Started, person: Pane) -> None:
@@ -192,27 +174,20 @@ def test_a_killed_attachment_leaves_the_row_that_somebody_typed(on_stage: Starte
 def test_what_was_typed_is_told_in_bytes_and_kept_nowhere(on_stage: Started, person: Pane) -> None:
     made = on_stage.stage
     session = on_stage.start("read -rsp 'Password: ' given; echo; echo ${#given} characters", conversation="told")
-    person.attach(session)
-    person.until("Password:")
+    person.attach(session, "Password:")
     person.does("hunter2-very-secret", r"^code=0$")
     (row,) = typed(made, session.id)
     assert row == {"session_id": session.id, "bytes": 20, "by": row["by"], "over": True}
-
-    def rows(conn: sa.Connection) -> list[Any]:
-        told = sa.select(events.c.payload).where(events.c.kind == "typed", events.c.conversation_id == "told")
-        kept = sa.select(audit.c.done_by, audit.c.surface, audit.c.facts).where(
-            audit.c.event == "typed", audit.c.session_id == session.id
-        )
-        return [list(conn.execute(told).scalars())[-1], [tuple(one) for one in conn.execute(kept.order_by(audit.c.id))]]
-
-    told, kept = made.read(rows)
-    assert told["text"] == f"[a person typed into session {session.id} (20 bytes) at the terminal]"
+    event = sa.select(events.c.payload).where(events.c.kind == "typed", events.c.conversation_id == "told")
+    noted = sa.select(audit.c.done_by, audit.c.surface, audit.c.facts).order_by(audit.c.id)
+    kept = made.rows(noted.where(audit.c.event == "typed", audit.c.session_id == session.id))
+    assert made.scalars(event)[-1]["text"] == f"[a person typed into session {session.id} (20 bytes) at the terminal]"
     assert [(by, surface, facts["over"]) for by, surface, facts in kept] == [
         (row["by"], "attach", over) for over in (False, True)
     ]
     assert kept[-1][2]["bytes"] == 20
     # By another process: closing a file of the database here would let go of the locks that we hold on it.
-    found = subprocess.run(["grep", "-rl", "hunter2", made.root], capture_output=True, text=True, check=False)
+    found = run_to_end("grep", "-rl", "hunter2", made.root)
     assert (found.returncode, found.stdout) == (1, "")
 
 
@@ -222,8 +197,7 @@ QUERIES = r"printf '\033[c\033[6n\033[5n\033[21t\033]52;c;c2VjcmV0\007\033]11;?\
 def test_nothing_that_a_program_prints_makes_the_terminal_type(on_stage: Started, person: Pane) -> None:
     session = on_stage.start(f"stty raw -echo; read -rn1; {QUERIES}; head -c 23 | cat -v; cat")
     person.attach(session)
-    person.keys("x")
-    person.until("ready")
+    person.keys("x", shows="ready")
     person.keys("a", "b", "c", "d")
     # The supervisor has answered three of them, once; the terminal of the person was asked none.
     person.until(r"\^\[\[\?62;22c\^\[\[1;1R\^\[\[0nabcd")
@@ -238,7 +212,7 @@ def test_who_only_looks_on_writes_nothing(on_stage: Started, person: Pane) -> No
     usual = on_stage.size(session)
     person.resize(50, 140)
     before = stty(person)
-    person.attach(session, "--read-only")
+    person.attach(session, options="--read-only")
     (on_stage.stage.workspace / "asked").touch()
     person.until("ready")
     assert on_stage.size(session) == usual
@@ -270,10 +244,8 @@ def test_a_process_without_a_terminal_gets_lines(on_stage: Started, person: Pane
     person.does("a line", "^got a line$")
     person.leave()
     person.keys("C-l")
-    person.attach(session)
-    person.until("^got a line$")
-    person.keys("C-d")
-    person.until(r"^code=143$")
+    person.attach(session, "^got a line$")
+    person.keys("C-d", shows=r"^code=143$")
     assert typed(on_stage.stage, session.id)[0]["bytes"] == len("a line\n")
 
 
@@ -291,8 +263,7 @@ def test_a_supervisor_may_be_replaced_meanwhile(on_stage: Started, person: Pane)
 def test_much_output_is_not_shown_later_than_it_comes(on_stage: Started, person: Pane) -> None:
     session = on_stage.start("read -r; yes $(seq 20) | head -c 10000000; echo; echo over; cat")
     person.attach(session)
-    person.keys("Enter")
-    person.until("^over$")
+    person.keys("Enter", shows="^over$")
     person.leave()
 
 
@@ -323,18 +294,9 @@ def test_a_terminal_that_goes_away_is_no_end_of_input(on_stage: Started, *, cont
 
 def test_a_closed_standard_output_and_a_dumb_terminal_are_refused(on_stage: Started) -> None:
     session = on_stage.start("cat")
-    assert_refused(
-        subprocess.run(
-            ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "attach", session.id],
-            env=environment(on_stage.stage, {}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        ),
-        "not a terminal",
-        f"shellback logs -f {session.id}",
-    )
+    words = ("sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "attach", session.id)
+    closed = run_to_end(*words, env=environment(on_stage.stage, {}))
+    assert_refused(closed, "not a terminal", f"shellback logs -f {session.id}")
     with Terminal(on_stage.stage, "attach", session.id, TERM="dumb") as terminal:
         terminal.until("TERM=dumb cannot")
         assert terminal.ended() == 2
@@ -379,34 +341,20 @@ def test_the_agent_hears_with_its_next_turn_that_a_person_typed() -> None:
 COMMAND = '!execute_pty {"command": "PS1=agent: bash --norc --noprofile"}'
 
 
-@pytest.fixture(params=["bubblewrap", "podman"])
-def contained(request: pytest.FixtureRequest) -> Generator[Stage]:
-    environ = {"BACKEND": request.param}
-    if request.param == "bubblewrap":
-        sandboxes.needed()
-    else:
-        images.needed()
-        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
-    with stage(**environ) as made, emptied(made):
-        made.workspace.chmod(0o775)
-        yield made
-
-
 @pytest.mark.timeout(300)
-def test_a_person_types_into_it_resizes_it_and_leaves(contained: Stage) -> None:
-    contained.hire()
-    session = contained.started(COMMAND, "agent:")
-    with pane(contained) as person:
-        person.attach(session)
-        person.until("^agent:")
+@pytest.mark.parametrize("kind", ["bubblewrap", "podman"])
+def test_a_person_types_into_it_resizes_it_and_leaves(kind: str) -> None:
+    with contained(kind) as made, pane(made) as person:
+        made.hire()
+        session = made.started(COMMAND, "agent:")
+        person.attach(session, "^agent:")
         person.does("echo $((40+2)) at $(stty size)", "^42 at 30 100$")
         person.resize(26, 90)
         person.does("until [ \"$(stty size)\" = '26 90' ]; do sleep 0.05; done; echo re''sized", "^resized$")
         # Between two programs, a shell that is interrupted goes on with the second.
         person.does("sh -c 'echo sle''eps; exec sleep 600'; echo not here", "^sleeps$")
         person.keys("C-c")
-        person.keys("C-\\")
-        person.until(rf"^\[detached from {session.id}; it keeps running")
+        person.keys("C-\\", shows=rf"^\[detached from {session.id}; it keeps running")
         person.until("^code=0$")
         person.attach(session)
         shown = person.does("exit 3", "^code=3$")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,14 +17,9 @@ from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.errors import ApprovalRefused
 from tests.commands import assert_refused, facts, shellback
-from tests.stage import Stage, working
+from tests.stage import Stage, staged
 
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    """One worker for the whole module; every test has conversations of its own."""
-    with working() as made:
-        yield made
+place = staged(worker=True)
 
 
 def told(place: Stage, conversation: str, *more: str) -> list[dict[str, Any]]:
@@ -40,10 +34,6 @@ def settled(place: Stage, request: Request) -> Request:
         return now if now.state == "used" else None
 
     return place.until("it is used", used)
-
-
-def answered(place: Stage, item: str, conversation: str) -> None:
-    place.until("it is answered", lambda: place.answers(since=item, conversation=conversation))
 
 
 def test_changed_arguments_are_shown_bound_and_run_and_the_audit_has_every_step(place: Stage) -> None:
@@ -66,7 +56,7 @@ def test_changed_arguments_are_shown_bound_and_run_and_the_audit_has_every_step(
         "conversation": "changed",
     }
     settled(place, request)
-    answered(place, item, "changed")
+    place.answer(item)
     assert (place.workspace / "said.txt").read_text() == "person"
     assert "changed your call" in place.history("changed")
     assert_refused(shellback(place, "approvals", "approve", request.id), "is used already")
@@ -97,16 +87,12 @@ def test_changed_arguments_with_a_yes_are_shown_and_run_at_once(place: Stage) ->
 def test_what_is_remembered_is_approved_only_as_it_was_when_its_rules_were_shown(place: Stage) -> None:
     place.send("$ touch remembered", "remembered")
     request = place.pending("remembered")
-
-    def otherwise(conn: sa.Connection) -> None:
-        conn.execute(sa.update(requests).where(requests.c.id == request.id).values(digest="f" * 64))
-
     approving = Approving(where=place.where, enqueuer=place.enqueuer, yes=True)
     digest, rules = approving.offer(request.id, digest=None, everywhere=False, days=1)
     assert [rule.match.prefix for rule in rules] == [("touch", "remembered")]
     with pytest.raises(Refused, match="changed since you saw it"):
         approving.offer(request.id, digest="0" * 64, everywhere=False, days=1)
-    place.write(otherwise)
+    place.change(sa.update(requests).where(requests.c.id == request.id).values(digest="f" * 64))
     with pytest.raises(ApprovalRefused, match="changed since you saw it"):
         approving.approve(request.id, scope="once", digest=digest, rules=rules)
     assert place.read(approvals.get, request.id).state == "pending"
@@ -137,11 +123,10 @@ def test_input_approved_for_a_session_is_not_asked_about_again(place: Stage) -> 
     request = place.pending("input")
     shown = shellback(place, "approvals", "show", request.id).stdout
     assert "    session_command: tee heard.txt" in shown.splitlines()
-    assert (
-        facts(shellback(place, "approvals", "approve", request.id, "--for", "session", "--json"))["scope"] == "session"
-    )
-    answered(place, item, "input")
-    answered(place, write("two\n"), "input")
+    done = shellback(place, "approvals", "approve", request.id, "--for", "session", "--json")
+    assert facts(done)["scope"] == "session"
+    place.answer(item)
+    place.answer(write("two\n"))
     heard = place.workspace / "heard.txt"
     place.until("both are heard", lambda: heard.read_text() == "one\ntwo\n")
     assert place.requests() == []

@@ -16,26 +16,18 @@ import sqlalchemy as sa
 
 from shellback.exec.core.runner import EXEC_UID
 from shellback.storage.host import ensure_home
-from shellback.storage.tables import approvals, conversations, mailbox
-from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
+from shellback.storage.tables import conversations, mailbox
+from shellback.work.approvals import approvals
+from tests.commands import PROGRAM, Terminal, assert_refused, begun, environment, facts, shellback
 from tests.databases import unavailable
-from tests.stage import Stage, stage, working
+from tests.stage import Stage, stage, staged
+from tests.supervisors import UNSHARE, require_namespaces, run_to_end
 
 PROJECT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    """A place without a worker."""
-    with stage() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Stage]:
-    """A place with a worker."""
-    with working(APPROVAL_TTL="5", SWEEP_SECONDS="0.2") as made:
-        yield made
+place = staged()
+loop = staged(worker=True, APPROVAL_TTL="5", SWEEP_SECONDS="0.2")
 
 
 def test_an_unknown_command_or_option_is_answered_with_the_way_to_help(place: Stage) -> None:
@@ -112,8 +104,6 @@ def test_tables_that_cannot_be_made_are_refused_with_what_stops_it(place: Stage,
     refused = shellback(place, command, DATABASE_URL=f"sqlite:///{database}")
     assert refused.returncode == 2
     assert "table conversations already exists. Name an empty database" in refused.stderr.splitlines()[-1]
-    assert refused.returncode == 2
-    assert "table conversations already exists. Name an empty database" in refused.stderr.splitlines()[-1]
     assert "Traceback" not in refused.stderr
 
 
@@ -131,13 +121,7 @@ def locked_out(place: Stage, sqlite_template: Path) -> Iterator[subprocess.Popen
     shutil.copyfile(sqlite_template, path)
     conn = sqlite3.connect(path, isolation_level=None)
     conn.execute("BEGIN IMMEDIATE")
-    process = subprocess.Popen(
-        [*PROGRAM, "send", "-c", "locked", "hi"],
-        env=environment(place, {"DATABASE_URL": f"sqlite:///{path}"}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begun(place, "send", "-c", "locked", "hi", DATABASE_URL=f"sqlite:///{path}")
     try:
         yield process
     finally:
@@ -214,8 +198,7 @@ def test_a_closed_gate_is_said_where_one_would_look(place: Stage) -> None:
     with Terminal(place, "chat", ENABLE_EXECUTE=None) as chat:
         chat.until("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
         chat.until("> ")
-        chat.type("\x04")
-        assert chat.ended() == 0
+        chat.leaves("\x04")
 
 
 def test_a_second_worker_of_one_name_is_told_who_has_it(loop: Stage) -> None:
@@ -234,17 +217,14 @@ def test_a_message_that_cannot_be_kept_as_it_is_is_refused_whole(place: Stage) -
     assert_refused(shellback(place, "send", "-c", "c", "-", typed="x" * 100_001), "at most 100000")
     assert_refused(shellback(place, "send", "-c", "c", "-", typed=b"caf\xe9"), "not UTF-8")
     assert_refused(shellback(place, "send", "-c", "c", os.fsdecode(b"caf\xe9")), "not UTF-8")
-    assert place.read(_rows, mailbox) == 0
+    assert place.rows(sa.select(mailbox)) == []
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 101, "caf\u00e9"])
-def test_a_name_that_no_conversation_may_have_is_refused(place: Stage, name: str) -> None:
+def test_a_name_that_no_conversation_may_have_is_refused_by_send_and_by_chat(place: Stage, name: str) -> None:
     assert_refused(shellback(place, "send", f"--conversation={name}", "hi"), "1 to 100 letters")
-    assert place.read(_rows, conversations) == 0
-
-
-def test_a_chat_with_such_a_name_starts_no_worker(place: Stage) -> None:
-    assert_refused(shellback(place, "chat", "-c", "a b"), "1 to 100 letters")
+    assert_refused(shellback(place, "chat", f"--conversation={name}"), "1 to 100 letters")
+    assert place.rows(sa.select(conversations)) == []
 
 
 def test_waiting_without_a_worker_says_so_and_keeps_the_message(place: Stage) -> None:
@@ -266,16 +246,14 @@ def test_an_unknown_session_or_approval_is_answered_with_where_to_look(place: St
 def test_an_approval_that_was_decided_or_has_expired_stays_as_it_is(loop: Stage) -> None:
     loop.send("$ touch expired.txt", "late")
     request = loop.pending("late")
-    loop.until("it expires", lambda: loop.read(_state, request.id) == "expired")
+    loop.until("it expires", lambda: loop.read(approvals.get, request.id).state == "expired")
     assert_refused(shellback(loop, "approvals", "approve", request.id), request.id, "expired")
     assert_refused(shellback(loop, "approvals", "deny", request.id), request.id, "expired")
     assert not (loop.workspace / "expired.txt").exists()
 
 
 def test_a_kill_of_what_has_ended_signals_nothing_and_says_how_it_ended(loop: Stage) -> None:
-    loop.send("$ exit 9 &", "over")
-    loop.approve("over")
-    session = loop.session("exit 9").id
+    session = loop.started("$ exit 9 &", "exit 9", "over").id
     loop.ended(f"EXEC_CALLBACK:{session}")
     assert_refused(shellback(loop, "kill", session), session, "has ended already: exit 9", "Nothing was signalled")
     assert_refused(shellback(loop, "logs", "--stderr", session), "one log for both streams")
@@ -286,19 +264,13 @@ def test_a_kill_of_what_has_ended_signals_nothing_and_says_how_it_ended(loop: St
 def test_a_kill_without_a_supervisor_says_who_finds_out(sqlite_url: str) -> None:
     with stage(sqlite_url) as lost:
         worker = lost.hire()
-        lost.send("$ sleep 1000 &")
-        lost.approve()
-        session = lost.session("sleep 1000").id
+        session = lost.started("$ sleep 1000 &", "sleep 1000").id
         worker.stop()
-        asked = shellback(lost, "kill", session, SHELLBACK_HOME=str(_elsewhere(lost)))
+        # Another directory of the same host, in which no supervisor listens.
+        home = ensure_home(lost.root / "copy")
+        shutil.copy(lost.home / "host_id", home)
+        asked = shellback(lost, "kill", session, SHELLBACK_HOME=str(home))
         assert_refused(asked, "no supervisor on this host", "shellback worker")
-
-
-def _elsewhere(place: Stage) -> Path:
-    """A state directory of the same host in which no supervisor listens."""
-    home = ensure_home(place.root / "copy")
-    shutil.copy(place.home / "host_id", home)
-    return home
 
 
 def test_a_full_disk_is_named_and_the_message_is_not_half_kept(place: Stage) -> None:
@@ -310,17 +282,8 @@ def test_a_full_disk_is_named_and_the_message_is_not_half_kept(place: Stage) -> 
         f"{{ head -c 4m /dev/zero > {home}/filler; {' '.join(PROGRAM)} send -c full - < {place.root}/long; }}"
     )
     (place.root / "long").write_text("x" * 100_000)
-    private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    if subprocess.run([*private, "mount", "-t", "tmpfs", "none", home], capture_output=True, check=False).returncode:
-        unavailable("no small file system can be mounted here in a namespace of its own")
-    done = subprocess.run(
-        [*private, "sh", "-c", script],
-        env=environment(place, {"SHELLBACK_HOME": str(home)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    require_namespaces()
+    done = run_to_end(*UNSHARE, "sh", "-c", script, env=environment(place, {"SHELLBACK_HOME": str(home)}))
     assert done.returncode == 2, done.stderr
     assert "is full: make room" in done.stderr
     assert "Traceback" not in done.stderr
@@ -345,18 +308,8 @@ def test_a_python_that_cannot_make_environments_names_the_package(tmp_path: Path
     python.chmod(0o755)
     for name in ("Makefile", "requirements-dev.lock", "pyproject.toml"):
         shutil.copy(PROJECT / name, tmp_path)
-    done = subprocess.run(
-        [make, "setup"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True, check=False
-    )
+    done = run_to_end(make, "setup", cwd=tmp_path, env={"PATH": str(tools)})
     assert done.returncode == 2
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert f"apt install python{version}-venv" in done.stderr
     assert not (tmp_path / ".venv").exists()
-
-
-def _rows(conn: sa.Connection, table: sa.Table) -> int:
-    return conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
-
-
-def _state(conn: sa.Connection, request_id: str) -> str:
-    return conn.execute(sa.select(approvals.c.state).where(approvals.c.id == request_id)).scalar_one()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tests.commands import PROGRAM, Terminal
 from tests.panes import Pane, pane
-from tests.stage import Stage, stage, working
+from tests.stage import Stage, stage, staged
 
 FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
 OURS = re.compile(
@@ -36,10 +35,7 @@ LIKE_A_QUESTION = [
 ]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    with working() as made:
-        yield made
+place = staged(worker=True)
 
 
 def chatting(seat: Pane, conversation: str) -> None:
@@ -57,8 +53,7 @@ def test_what_others_say_is_behind_a_margin_in_every_row_of_the_screen(place: St
     name = f"margin{LIKE_A_QUESTION.index(text)}"
     with pane(place, rows=60, cols=120) as seat:
         chatting(seat, name)
-        place.send(text, name)
-        place.until("it is answered", lambda: place.answers(conversation=name))
+        place.answer(place.send(text, name))
         place.send("that was all", name)
         shown = seat.until("You said: that was all")
         assert strangers(shown.split("Ctrl-D leaves", 1)[1].split("\n", 1)[1]) == []
@@ -80,12 +75,10 @@ def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
         seat.does("$ touch pasted.txt", r"^y runs exactly this")
         seat.paste("My notes:\ny\nend of notes")
         seat.until("My notes:⏎y⏎end of notes")
-        seat.keys("Enter")
-        seat.until("stored; the agent gets it after your y or n")
+        seat.keys("Enter", shows="stored; the agent gets it after your y or n")
         seat.paste("y")
         seat.until("^> y$")
-        seat.keys("Enter")
-        seat.until("^not an answer: it was pasted")
+        seat.keys("Enter", shows="^not an answer: it was pasted")
         assert place.pending("pasted")
         seat.does("n not now", "You said: My notes:")
         assert not (place.workspace / "pasted.txt").exists()
@@ -98,8 +91,7 @@ def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_p
         chat.says("My notes:\ny\nend of notes\n", "stored; the agent gets it after your y or n")
         assert place.pending("burst").state == "pending"
         chat.says("n\n", "said: My notes:")
-        chat.type("\x04")
-        assert chat.ended() == 0
+        chat.leaves("\x04")
     assert not (place.workspace / "burst.txt").exists()
 
 
@@ -112,8 +104,7 @@ def test_a_key_that_was_pressed_before_the_question_was_drawn_is_no_answer_to_it
         chat.says("\n", "not an answer: it was pasted, or typed before")
         assert place.pending("early").state == "pending"
         chat.says("y\n", "exit code 0")
-        chat.type("\x04")
-        assert chat.ended() == 0
+        chat.leaves("\x04")
     assert (place.workspace / "early.txt").exists()
 
 
@@ -133,8 +124,7 @@ def test_a_yes_between_a_request_and_the_question_about_it_is_no_answer(place: S
         chat.says("$ touch between.txt\n", "? execute wants to run", "> ")
         chat.says("y\n", "not an answer: it was pasted, or typed before")
         assert place.pending("between").state == "pending"
-        chat.type("\x04")
-        assert chat.ended() == 3
+        chat.leaves("\x04", 3)
 
 
 def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
@@ -146,8 +136,7 @@ def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
         chat.says("y", "> y", "y runs exactly this")
         chat.says("\n", "not an answer: ")
         chat.says("\x15n\n", "Denied by")
-        chat.type("quit\n")
-        assert chat.ended() == 0
+        chat.leaves("quit\n")
     assert len([name for name in ("first.txt", "second.txt") if (place.workspace / name).exists()]) == 1
 
 
@@ -157,8 +146,7 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
         chat.says("printf 'a\\nb\\n'\n", r"You said: printf 'a\nb\n'")
         for word in ("help", "?"):
             chat.says(f"{word}\n", "Ctrl-C stops the running turn")
-        chat.type("exit\n")
-        assert chat.ended() == 0
+        chat.leaves("exit\n")
     (answer,) = place.answers(conversation="words")
     assert answer.endswith(r"You said: printf 'a\nb\n'")
 
@@ -166,12 +154,10 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
 def test_one_ctrl_c_at_an_idle_prompt_leaves_nothing_and_two_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")
-        seat.keys("half a line", "C-c")
-        seat.until("Ctrl-C again leaves")
+        seat.keys("half a line", "C-c", shows="Ctrl-C again leaves")
         seat.paste("touch leaked\n")
         seat.until("touch leaked⏎")
-        seat.keys("C-c")
-        seat.until("code=130")
+        seat.keys("C-c", shows="code=130")
         assert "leaked" not in seat.until("person:$").split("code=130")[1]
     assert not place.answers(conversation="idle")
 
@@ -191,8 +177,6 @@ def test_a_worker_at_a_terminal_shows_its_log_and_no_banner_of_the_agent_framewo
     with stage() as alone, pane(alone, rows=60, cols=120) as seat:
         seat.line(f"clear; env -u CI -u PYTEST_VERSION {' '.join(PROGRAM)} worker")
         seat.until("ready")
-        alone.send("hello", "quiet")
-        alone.until("it is answered", lambda: alone.answers(conversation="quiet"))
-        seat.keys("C-c")
-        shown = seat.until("draining")
+        alone.answer(alone.send("hello", "quiet"))
+        shown = seat.keys("C-c", shows="draining")
         assert "pydantic-ai" not in shown

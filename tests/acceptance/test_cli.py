@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -15,34 +13,23 @@ import sqlalchemy as sa
 
 from shellback.cli.main import COMMANDS, cli
 from shellback.exec.core.model import SessionId, SessionState
-from shellback.storage import sessions
 from shellback.storage.tables import conversations, workers
-from tests.commands import PROGRAM, Terminal, environment, facts, shellback
-from tests.stage import Stage, stage, working
+from tests.commands import Terminal, assert_refused, begun, facts, shellback
+from tests.execs import end_of
+from tests.stage import Stage, staged
 
 GATE = "touch up-{0}; while [ ! -e go-{0} ]; do sleep 0.02; done"
 """Says that it runs by a file, and goes on when there is another one."""
+STOPPED = sa.select(workers.c.stopped_at)
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    """One worker for the whole module; every test has conversations of its own."""
-    with working(LOG_BYTES="65536") as made:
-        yield made
-
-
-@pytest.fixture
-def empty() -> Iterator[Stage]:
-    """A place without a worker."""
-    with stage() as made:
-        yield made
+place = staged(worker=True, LOG_BYTES="65536")
+empty = staged(scope="function")
 
 
 def started(place: Stage, conversation: str, command: str) -> SessionId:
     """Have a command run in the background; its session's id."""
-    place.send(f"$ {command} &", conversation)
-    place.approve(conversation)
-    return place.session(command).id
+    return place.started(f"$ {command} &", command, conversation).id
 
 
 def until_file(place: Stage, name: str) -> None:
@@ -50,20 +37,14 @@ def until_file(place: Stage, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command_says_what_it_does(name: str) -> None:
+def test_help_of_every_command_says_what_it_does_and_that_of_everyday_ones_has_an_example(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     text = command.get_help(click.Context(command, info_name=name))
     assert len(text.splitlines()) >= 5
     assert "--help" in text
-
-
-@pytest.mark.parametrize("name", ["worker", "chat", "send", "approvals", "ps", "logs", "kill"])
-def test_help_of_everyday_commands_has_an_example(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    text = command.get_help(click.Context(command, info_name=name))
-    assert re.search(rf"\n +\S* ?.*shellback {name}", text)
+    everyday = name in {"worker", "chat", "send", "approvals", "ps", "logs", "kill"}
+    assert not everyday or re.search(rf"\n +\S* ?.*shellback {name}", text)
 
 
 def test_send_wait_prints_the_answer_and_ends_with_0(place: Stage) -> None:
@@ -117,39 +98,26 @@ def test_send_interrupt_drops_what_waits_and_is_answered(place: Stage) -> None:
 
 
 def test_send_wait_ends_with_4_when_the_conversation_is_set_aside(empty: Stage) -> None:
-    process = subprocess.Popen(
-        [*PROGRAM, "send", "-c", "aside", "--wait", "--json", "hello"],
-        env=environment(empty, {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    empty.until("the message is kept", lambda: empty.write(_set_aside, "aside"))
+    process = begun(empty, "send", "-c", "aside", "--wait", "--json", "hello")
+    aside = sa.update(conversations).where(conversations.c.id == "aside")
+    aside = aside.values(state="blocked", blocked_reason="set_aside")
+    empty.until("the message is kept", lambda: empty.change(aside))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 4
-    assert b'"outcome": "set_aside"' in out
-    assert b"no worker of this host runs" in err
-
-
-def _set_aside(conn: sa.Connection, conversation: str) -> bool:
-    query = sa.update(conversations).where(conversations.c.id == conversation)
-    return conn.execute(query.values(state="blocked", blocked_reason="set_aside")).rowcount == 1
+    assert '"outcome": "set_aside"' in out
+    assert "no worker of this host runs" in err
 
 
 def test_logs_follow_a_process_to_its_end(place: Stage) -> None:
     session = started(place, "followed", f"echo begin; {GATE.format('f')}; printf '\\033[31mend'; exit 7")
     until_file(place, "up-f")
-    follower = subprocess.Popen(
-        [*PROGRAM, "logs", "-f", session[:10]],
-        env=environment(place, {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    follower = begun(place, "logs", "-f", session[:10])
     assert follower.stdout is not None
-    assert follower.stdout.readline() == b"begin\n"
+    assert follower.stdout.readline() == "begin\n"
     (place.workspace / "go-f").touch()
     out, err = follower.communicate(timeout=60)
-    assert out == rb"\x1b[31mend"
-    assert f"{session} ended: exit 7" in err.decode()
+    assert out == r"\x1b[31mend"
+    assert f"{session} ended: exit 7" in err
     assert follower.returncode == 0
     again = shellback(place, "logs", "-f", "-n", "1", session)
     assert again.stdout == r"\x1b[31mend"
@@ -159,7 +127,7 @@ def test_logs_follow_a_process_to_its_end(place: Stage) -> None:
 
 def test_logs_say_what_was_dropped_and_where(place: Stage) -> None:
     session = started(place, "holes", "seq 1 60000; exit 0")
-    place.until("its end", lambda: place.read(_ended, session))
+    place.until("its end", lambda: session not in {one.id for one in place.sessions(live=True)})
     lines = shellback(place, "logs", "-n", "100000", session).stdout.splitlines()
     assert (lines[0], lines[-1]) == ("1", "60000")
     dropped = [line for line in lines if "dropped here" in line]
@@ -169,11 +137,6 @@ def test_logs_say_what_was_dropped_and_where(place: Stage) -> None:
     total = sum(len(f"{n}\n") for n in range(1, 60001))
     assert total - 10 <= count + shown <= total + 10  # the lines at the edges are cut
     assert facts(shellback(place, "logs", "--json", "-n", "100000", session))["bytes_dropped_in_text"] == count
-
-
-def _ended(conn: sa.Connection, session_id: SessionId) -> bool:
-    found = sessions.get(conn, session_id)
-    return found is not None and not found.live
 
 
 def test_kill_ends_everything_a_process_started_and_the_agent_hears_of_it(place: Stage) -> None:
@@ -186,12 +149,8 @@ def test_kill_ends_everything_a_process_started_and_the_agent_hears_of_it(place:
     assert "signal" in wake["answer"]
     ended = next(one for one in place.sessions() if one.id == session)
     assert ended.state is SessionState.SIGNALED
-    assert ended.end is not None
-    assert ended.end.ended_by == "person"
-    again = shellback(place, "kill", session)
-    assert again.returncode == 2
-    assert "has ended already: signal" in again.stderr
-    assert "Nothing was signalled" in again.stderr
+    assert end_of(ended).ended_by == "person"
+    assert_refused(shellback(place, "kill", session), "has ended already: signal", "Nothing was signalled")
 
 
 def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
@@ -221,8 +180,7 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
         chat.says("ne\n", "You said: half a line")
         chat.says("$ touch refused.txt\n", "y runs exactly this")
         chat.says("n not today\n", "Denied by")
-        chat.type("\x04")
-        assert chat.ended() == 0
+        chat.leaves("\x04")
     assert "Traceback" not in chat.shown
     assert not (place.workspace / "refused.txt").exists()
 
@@ -231,8 +189,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("Ctrl-D leaves")
         chat.says("$ echo later; exit 0\n", "y runs exactly this")
-        chat.type("\x04")
-        assert chat.ended() == 3
+        chat.leaves("\x04", 3)
     assert "still wait for approval" in chat.shown
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("command: echo later; exit 0")
@@ -240,8 +197,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
         chat.says("y\n", "exit code 0")
         place.until("no turn is left that a key could stop", lambda: place.no_turn("later"))
         chat.says("\x03", "Ctrl-C again leaves")
-        chat.type("\x03")
-        assert chat.ended() == 130
+        chat.leaves("\x03", 130)
     assert "Traceback" not in chat.shown
 
 
@@ -249,9 +205,8 @@ def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> Non
     with Terminal(empty, "chat") as chat:
         chat.until("its own worker")
         chat.says("hello\n", "You said: hello")
-        chat.type("\x04")
-        assert chat.ended() == 0
-    assert [row.stopped_at is not None for row in _workers(empty)] == [True]
+        chat.leaves("\x04")
+    assert [moment is not None for moment in empty.scalars(STOPPED)] == [True]
     for noise in ("INFO", "WARNING", "draining", "ready"):
         assert noise not in chat.shown
 
@@ -261,7 +216,7 @@ def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
         chat.until("Ctrl-D leaves")
         chat.process.send_signal(signal.SIGKILL)
         chat.process.wait()
-    empty.until("the worker has ended", lambda: _workers(empty)[0].stopped_at is not None)
+    empty.until("the worker has ended", lambda: empty.scalars(STOPPED)[0] is not None)
 
 
 READING = """
@@ -322,18 +277,10 @@ def test_chat_on_a_pipe_answers_line_by_line_and_ends_with_3_when_a_call_waits(p
 
 
 def test_a_worker_drains_and_ends_with_0_when_it_is_told_to_stop(empty: Stage) -> None:
-    process = subprocess.Popen([*PROGRAM, "worker"], env=environment(empty, {}), stderr=subprocess.PIPE)
+    process = begun(empty, "worker")
     assert process.stderr is not None
-    assert any(line == b"ready\n" for line in process.stderr)
+    assert any(line == "ready\n" for line in process.stderr)
     process.send_signal(signal.SIGTERM)
-    assert b"draining" in process.stderr.read()
-    process.stderr.close()
-    assert process.wait(60) == 0
-    assert _workers(empty)[0].stopped_at is not None
-
-
-def _workers(place: Stage) -> list[sa.Row[Any]]:
-    def look(conn: sa.Connection) -> list[sa.Row[Any]]:
-        return list(conn.execute(sa.select(workers)))
-
-    return place.read(look)
+    assert "draining" in process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert empty.scalars(STOPPED)[0] is not None

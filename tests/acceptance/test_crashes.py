@@ -12,10 +12,9 @@ import pytest
 
 from chaos.cells import TRUE, Cell, Victim, cells, contained_cells, quick_cells
 from chaos.story import PATIENCE_S, facts_of, live_through
-from tests import images
 from tests.databases import unavailable
 from tests.nursery import NoNursery, probe_machines
-from tests.pods import emptied
+from tests.podmans import contained
 from tests.stage import Stage, stage
 
 # Its own patience is longer than what a test has.
@@ -61,8 +60,7 @@ def test_a_worker_that_was_started_as_operators_start_it(sqlite_url: str) -> Non
 
 @pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)
 def test_in_a_container(sqlite_url: str, cell: Cell) -> None:
-    images.needed()
-    with stage(sqlite_url, BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as made, emptied(made):
+    with contained("podman", sqlite_url) as made:
         assert_clean(made, cell)
 
 

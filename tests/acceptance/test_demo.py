@@ -13,6 +13,7 @@ import pytest
 
 from shellback.settings import plain_environment
 from tests.commands import PROGRAM
+from tests.supervisors import run_to_end
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +21,10 @@ def toured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], fl
     """The facts of one demo, how long it took, and where it kept its files."""
     place = tmp_path_factory.mktemp("demo")
     begun = time.monotonic()
-    done = subprocess.run(
-        [*PROGRAM, "demo", "--json"],
-        # Its own directory goes where the uid of commands can enter, so not below this one.
-        env={**plain_environment(), "ENABLE_EXECUTE": "false", "DATABASE_URL": "mysql://not/used"},
-        cwd=place,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stderr == b""
+    # Its own directory goes where the uid of commands can enter, so not below this one.
+    environ = {**plain_environment(), "ENABLE_EXECUTE": "false", "DATABASE_URL": "mysql://not/used"}
+    done = run_to_end(*PROGRAM, "demo", "--json", env=environ, cwd=place, stdin=subprocess.DEVNULL, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout), time.monotonic() - begun, place
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import sqlalchemy as sa
 import yaml
 
 from shellback.checks import Check, all_checks, live_checks
-from shellback.cli.children import WorkerChild
 from shellback.cli.freshness import worker_lives
 from shellback.exec.link import launch
 from shellback.settings import Settings, plain_environment
@@ -28,8 +26,9 @@ from shellback.wiring import supervision
 from shellback.work.hosts import roster
 from tests.commands import assert_refused, facts, shellback
 from tests.databases import unavailable
+from tests.execs import end_of
 from tests.stage import Stage, stage
-from tests.supervisors import kill
+from tests.supervisors import kill, run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy"
@@ -39,12 +38,6 @@ INIT = ("/bin/sh", "-c", 'trap "kill -TERM \\$!" TERM; "$@" & wait $!; wait $!',
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def can_be_apart() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run([*APART, "true"], check=False, capture_output=True).returncode == 0
-
-
 # --- the files ---------------------------------------------------------------------------------------------
 
 
@@ -52,7 +45,7 @@ def knows_the_compose_specification(argv: list[str]) -> bool:
     """Whether this is Compose 2 or newer: 1.29, which Debian 12 has, reads an older file format only."""
     if shutil.which(argv[0]) is None:
         return False
-    done = subprocess.run([*argv, "version", "--short"], check=False, capture_output=True, text=True)
+    done = run_to_end(*argv, "version", "--short")
     major = done.stdout.strip().removeprefix("v").partition(".")[0]
     return done.returncode == 0 and major.isdigit() and int(major) >= 2
 
@@ -132,9 +125,10 @@ def test_the_services_that_run_commands_have_no_secret_and_no_way_to_the_databas
     supervisor = services["supervisor"]
     assert not {"env_file", "environment"} & supervisor.keys()
     assert not set(supervisor["networks"]) & set(services["postgres"]["networks"])
+    ports = [str(port) for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
     for service in services.values():
-        for port in service.get("ports", []):
-            assert str(port).startswith("127.0.0.1:")
         for name, value in service.get("environment", {}).items():
             if "PASSWORD" in name:
                 assert value.startswith("${POSTGRES_PASSWORD:?")
@@ -195,12 +189,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         # It looks for the program, which is installed elsewhere here.
         text = path.read_text().replace("/opt/shellback/bin/shellback", "/bin/true")
         (tmp_path / path.name).write_text(text)
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *tmp_path.glob("*.service")],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
+    done = run_to_end("systemd-analyze", "verify", "--man=no", *tmp_path.glob("*.service"))
     mine = [line for line in done.stderr.splitlines() if "shellback" in line]
     assert (done.returncode, mine) == (0, [])
 
@@ -229,17 +218,16 @@ def test_news_that_nobody_looks_for_is_told_and_a_backlog_is_not(sqlite_url: str
     with stage(sqlite_url, SUPERVISOR="external") as loop:
         loop.send("hello?")
         assert state_of(loop.settings, "queues").state == "ok"
-        put(loop, mailbox, created_at=time.time() - 100)
+        loop.change(sa.update(mailbox).values(created_at=time.time() - 100))
         assert state_of(loop.settings, "queues").state == "fail"
         # What another host hears is no sign of life of this one.
         loop.write(another_host_heard)
         assert state_of(loop.settings, "queues").state == "fail"
-        put(loop, conversations, host_id=loop.where.host_id)
+        loop.change(sa.update(conversations).values(host_id=loop.where.host_id))
         assert state_of(loop.settings, "queues").state == "ok"
 
         # A worker that waits for its supervisor goes at once when it is told to.
-        waiting = WorkerChild(loop.where, loop.environ, [sys.executable, "-m", "shellback", "worker"])
-        loop.workers.append(waiting)
+        waiting = loop.hire(executed=True, ready=False)
         loop.until("the worker has begun to start", lambda: state_of(loop.settings, "worker").state == "ok")
         waiting.process.terminate()
         assert waiting.process.wait(60) == 0
@@ -286,9 +274,7 @@ def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_comman
 ) -> None:
     with stage(sqlite_url, SUPERVISOR="external") as loop:
         assert_refused(shellback(loop, "supervisor", "--check"), "no supervisor runs", "`shellback supervisor`")
-        slow = {**loop.environ, "OFFLINE_SECONDS": SLOW}
-        first = WorkerChild(loop.where, {**slow, "DRAIN_SECONDS": "1"}, [sys.executable, "-m", "shellback", "worker"])
-        loop.workers.append(first)
+        first = loop.hire(executed=True, ready=False, OFFLINE_SECONDS=SLOW, DRAIN_SECONDS="1")
         with supervisor_of(loop):
             # It came before the supervisor, and waited.
             first.wait_ready()
@@ -320,15 +306,11 @@ def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_comman
             loop.hire()
             assert "a long thought" in loop.answer(item)
             assert (loop.ended(item)["outcome"], loop.ended(item)["executions"]) == ("answered", 3)
-            loop.send("$ sleep 600 &")
-            loop.approve()
-            command = loop.session("sleep 600")
-            loop.until("the turn is over", loop.at_rest)
+            command = loop.started("$ sleep 600 &", "sleep 600", rest=True)
         # The service was told to end; the command with it, and its callback says how.
         loop.until("the end of the command is told", loop.callbacks)
         loop.until("everything is at rest", loop.at_rest)
-        ended = loop.sessions()[0].end
-        assert ended is not None
+        ended = end_of(loop.sessions()[0])
         assert (ended.signal, ended.ended_by) == (signal.SIGTERM, "shutdown")
         assert loop.callbacks() == [f"EXEC_CALLBACK:{command.id}"]
 
@@ -336,22 +318,19 @@ def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_comman
 def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_the_state_directory(
     sqlite_url: str,
 ) -> None:
-    if not can_be_apart():
+    if shutil.which("unshare") is None or run_to_end(*APART, "true").returncode:
         unavailable("PID namespaces cannot be made here (needs root and unshare)")
     with stage(sqlite_url, SUPERVISOR="external") as loop, supervisor_of(loop, *APART, *INIT):
-        inside = [*APART, sys.executable, "-m", "shellback", "worker"]
-        first = hired(loop, inside)
+        first = loop.hire(executed=True, before=APART)
         assert worker_lives(loop.where)
-        supervisor, _ = pids_said_by(loop)
-        assert supervisor < 100  # a number of its own namespace, which is somebody else's in ours
+        # A number of its own namespace, which is somebody else's in ours.
+        assert asyncio.run(supervision.hello(loop.settings))["pid"] < 100
         loop.started("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.1; done; exit 9 &", "exit 9")
         first.kill()
-        second = hired(loop, inside)
+        second = loop.hire(executed=True, before=APART)
         (loop.workspace / "go").touch()
         loop.until("the end is told", lambda: "exit code 9" in "\n".join(loop.answers()))
-        loop.send("$ sleep 600 &")
-        loop.approve()
-        command = loop.session("sleep 600")
+        command = loop.started("$ sleep 600 &", "sleep 600")
         killed = facts(shellback(loop, "kill", command.id, "--json"))
         assert killed
         loop.until("it is gone", lambda: not loop.sessions(live=True))
@@ -360,27 +339,8 @@ def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_
         assert facts(shellback(loop, "doctor", "--live", "--json"))["ok"]
 
         # A number from another namespace says nothing here; one of ours that is gone does.
-        put(loop, workers, pid=2**22 - 1)
+        loop.change(sa.update(workers).values(pid=2**22 - 1))
         assert worker_lives(loop.where)
-        put(loop, workers, boot_id=process_space())
+        loop.change(sa.update(workers).values(boot_id=process_space()))
         assert not worker_lives(loop.where)
         second.kill()
-
-
-def hired(loop: Stage, argv: Sequence[str]) -> WorkerChild:
-    worker = WorkerChild(loop.where, loop.environ, argv)
-    loop.workers.append(worker)
-    worker.wait_ready()
-    return worker
-
-
-def pids_said_by(loop: Stage) -> tuple[int, int]:
-    hello = asyncio.run(supervision.hello(loop.settings))
-    return hello["pid"], hello["keeper_pid"]
-
-
-def put(loop: Stage, table: sa.Table, **values: Any) -> None:
-    def change(conn: sa.Connection) -> None:
-        conn.execute(sa.update(table).values(**values))
-
-    loop.write(change)

@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from shellback.checks import Check, all_checks, filesystems, leftovers, units
 from shellback.checks.units import Asked, Unit
 from shellback.exec.supervisor.sandbox import probe
+from shellback.storage.tables import sessions
 from shellback.work.hosts import clock
 from tests.databases import unavailable
-from tests.stage import Stage, stage
-from tests.supervisors import kill, rig
+from tests.stage import Stage, staged
+from tests.supervisors import kill, rig, run_to_end
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LOCAL = "24 1 8:1 / / rw - ext4 /dev/sda1 rw"
 
 
-@pytest.fixture
-def place() -> Iterator[Stage]:
-    with stage() as made:
-        yield made
+place = staged(scope="function")
 
 
 def named(found: list[Check], name: str) -> Check:
@@ -145,10 +142,7 @@ def test_a_state_directory_on_a_real_tmpfs_or_a_read_only_one_is_named(tmp_path:
         folder = tmp_path / name
         folder.mkdir()
         script = f'{mount.format(folder)} || exit 77; exec "$0" -c "$1" {folder}'
-        done = subprocess.run(
-            ["unshare", "--mount", "--map-root-user", "sh", "-c", script, sys.executable, code],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_to_end("unshare", "--mount", "--map-root-user", "sh", "-c", script, sys.executable, code)
         if done.returncode == 77 or "unshare" in done.stderr:
             unavailable(f"no mount namespace: {done.stderr}")
         said[name] = json.loads(done.stdout)
@@ -318,13 +312,6 @@ def test_a_worker_that_is_away_is_named_with_what_it_leaves_unwatched(place: Sta
     assert (check.state, check.text) == ("warn", "none of this host runs"), "though it was heard of a moment ago"
     assert named(all_checks(place.settings), "sessions").state == "warn"
 
-    import sqlalchemy as sa
-
-    from shellback.storage.tables import sessions
-
-    def mark_lost(conn: sa.Connection) -> None:
-        conn.execute(sa.update(sessions).values(state="lost"))
-
-    place.write(mark_lost)
+    place.change(sa.update(sessions).values(state="lost"))
     check = named(all_checks(place.settings), "lost sessions")
     assert (check.state, session.id in check.text) == ("warn", True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -20,6 +19,7 @@ from tests.documents import ROOT, RUN, Block, blocks
 from tests.features import KINDS, markdown, measured
 from tests.readers import reader
 from tests.stage import stage
+from tests.supervisors import run_to_end
 
 PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = {"text", "mermaid", "json", "toml", "yaml", "ini", "diff"}
@@ -105,87 +105,44 @@ def test_operations_says_what_to_do_about_every_warning_and_error() -> None:
     assert [line for line in lines if f"`{line.split(': does')[0]}" not in told] == []
 
 
-PROJECT = Path(__file__).parents[2]
-EXAMPLE = PROJECT / "examples" / "own_agent.py"
+README = ROOT / "README.md"
+EXAMPLES = {
+    # Asks, and runs without a queue.
+    "own_agent.py": r".*\{'command': 'uname -sm'\} \[y/n\].*Linux.*\[exit code 0.*",
+    # Builds, times out, streams and signals without a key.
+    "shell_usage.py": r"Working in: {workspace}\nPATH: /.*\ncompiling\n.*waiting: Command timed out after 0\.5s\n.*"
+    r"ended by signal 2\nhello world in [^\n]*\nthe answer was y\n",
+}
+"""What they print."""
 
 
-def test_an_agent_of_ones_own_asks_and_runs_without_a_queue() -> None:
-    with stage() as place:
-        place.settings = place.settings.model_copy(
-            update={"shellback_home": place.root / "state"}
-        )  # ends its supervisor
-        done = subprocess.run(
-            [sys.executable, str(EXAMPLE)],
-            cwd=place.root,
-            env=plain_environment(),
-            input="y\n",
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    assert "{'command': 'uname -sm'} [y/n]" in done.stdout
-    assert "Linux" in done.stdout
-    assert "[exit code 0" in done.stdout
-
-
-@pytest.mark.parametrize("example", ["own_agent", "shell_usage"])
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_works_in_a_new_directory_and_says_what_is_wrong_with_another(example: str) -> None:
     with stage() as place:
+        # Which ends its supervisor.
         place.settings = place.settings.model_copy(update={"shellback_home": place.root / "new/state"})
         there = place.root / "new"
         there.mkdir(mode=0o755)
-
-        def run() -> subprocess.CompletedProcess[str]:
-            argv = [sys.executable, str(PROJECT / "examples" / f"{example}.py")]
-            env = plain_environment()
-            return subprocess.run(
-                argv, cwd=there, env=env, input="y\n", capture_output=True, text=True, timeout=60, check=False
-            )
-
-        good = run()
-        (there / "workspace").rename(there / "before")
-        (there / "workspace").touch()
-        bad = run()
+        workspace = there / "workspace"
+        argv = (sys.executable, ROOT / "examples" / example)
+        good = run_to_end(*argv, cwd=there, env=plain_environment(), input="y\n")
+        assert example != "shell_usage.py" or (workspace / "built").read_text() == "done\n"
+        workspace.rename(there / "before")
+        workspace.touch()
+        bad = run_to_end(*argv, cwd=there, env=plain_environment(), input="y\n")
     assert (good.returncode, good.stderr) == (0, "")
+    printed = EXAMPLES[example].replace("{workspace}", re.escape(str(workspace.resolve())))
+    assert re.fullmatch(printed, good.stdout, re.DOTALL), good.stdout
     assert bad.returncode == 1
-    assert bad.stderr.startswith(f"{example}: workspace ")
+    assert bad.stderr.startswith(f"{example.removesuffix('.py')}: workspace ")
     assert len(bad.stderr.splitlines()) == 1
 
 
 def test_the_readme_shows_the_example_as_it_is() -> None:
-    readme = (PROJECT / "README.md").read_text()
-    shown = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert shown is not None
-    assert textwrap.indent(shown[1], "    ") in EXAMPLE.read_text()
+    shown = next(block for block in blocks(README) if block.language == "python")
+    assert textwrap.indent(shown.text, "    ") in (ROOT / "examples/own_agent.py").read_text()
 
 
-def test_a_shell_of_ones_own_builds_times_out_streams_and_signals_without_a_key() -> None:
-    with stage() as place:
-        place.settings = place.settings.model_copy(update={"shellback_home": place.root / "state"})
-        done = subprocess.run(
-            [sys.executable, str(PROJECT / "examples" / "shell_usage.py")],
-            cwd=place.root,
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert (place.root / "workspace/built").read_text() == "done\n"
-    lines = done.stdout.splitlines()
-    assert lines[0] == f"Working in: {(place.root / 'workspace').resolve()}"
-    assert lines[1].startswith("PATH: /")
-    assert "compiling" in lines
-    assert "waiting: Command timed out after 0.5s" in lines
-    assert lines[-3] == "ended by signal 2"
-    assert lines[-2].startswith("hello world in ")
-    assert lines[-1] == "the answer was y"
-
-
-README = Path(__file__).parents[2] / "README.md"
 NEEDED = {"host": lambda: None, "bubblewrap": sandboxes.needed, "podman": images.needed}
 
 

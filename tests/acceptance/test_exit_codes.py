@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pydantic_ai.exceptions import UsageLimitExceeded
 
 from shellback.cli import shared
 from shellback.work.approvals.sending import OUT_OF_BUDGET
 from shellback.work.turn.hearing import OutOfTime
-from tests.commands import PROGRAM, environment, facts, shellback
-from tests.stage import Stage, working
+from tests.commands import begun, facts, shellback
+from tests.stage import Stage, staged, working
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    with working(TURN_MAX_REQUESTS="2", OFFLINE_SECONDS="0.5") as made:
-        yield made
+place = staged(worker=True, TURN_MAX_REQUESTS="2", OFFLINE_SECONDS="0.5")
 
 
 def outcome(place: Stage, code: int, text: str, conversation: str) -> str:
@@ -57,12 +51,7 @@ def test_a_turn_with_a_call_that_was_denied_ends_with_7_and_its_answer_is_there(
 
 
 def test_a_turn_that_a_person_stopped_ends_with_6(place: Stage) -> None:
-    waiting = subprocess.Popen(
-        [*PROGRAM, "send", "-c", "stopped", "--wait", "!process_list {}"],
-        env=environment(place, {}),
-        stdout=subprocess.PIPE,
-        cwd=place.root,
-    )
+    waiting = begun(place, "send", "-c", "stopped", "--wait", "!process_list {}")
     place.until("its turn runs", lambda: not place.no_turn("stopped"))
     assert shellback(place, "stop", "stopped").returncode == 0
     out, _ = waiting.communicate(timeout=60)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests import images, sandboxes
-from tests.pods import emptied
-from tests.stage import Stage, stage
+from tests.podmans import contained
+from tests.stage import Stage
 
 HANDLERS = Path(__file__).parents[2] / "examples" / "handlers.py"
 MAKEFILE = "clean:\n\trm -f built\nbuild:\n\techo made > built\ntest:\n\tcat built\n"
@@ -19,13 +18,7 @@ MAKEFILE = "clean:\n\trm -f built\nbuild:\n\techo made > built\ntest:\n\tcat bui
 
 @pytest.fixture(params=["host", "bubblewrap", "podman"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    environ = {"BACKEND": request.param}
-    if request.param == "bubblewrap":
-        sandboxes.needed()
-    if request.param == "podman":
-        images.needed()
-        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
-    with stage(None, AGENT="builder:agent", **environ) as made, emptied(made):
+    with contained(request.param, AGENT="builder:agent") as made:
         shutil.copy(HANDLERS, made.root / "builder.py")
         (made.workspace / "Makefile").write_text(MAKEFILE)
         monkeypatch.chdir(made.root)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.stage import stage
+from tests.supervisors import run_to_end
 
 SLOTS = 4
 """More hostile calls than a worker has room for turns."""
@@ -50,13 +50,6 @@ def test_calls_that_name_pipes_and_the_whole_machine_hold_up_neither_other_turns
 
 def test_what_hangs_in_the_kernel_for_ever_keeps_no_process_from_ending(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(tmp_path / "pipe")],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_to_end(sys.executable, "-c", HANGS, tmp_path / "pipe", cwd=Path(__file__).parents[2])
     assert done.stdout.split("\n") == ["given up"] * 4 + ["ended", ""], done.stderr
     assert done.returncode == 0

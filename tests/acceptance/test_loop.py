@@ -34,10 +34,8 @@ def test_what_was_approved_runs_once_and_the_agent_tells_its_exit_code(loop: Sta
 
 def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:
     loop.hire()
-    session = loop.started(
-        "$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &\nthen:\nthe build is over", "tail of it"
-    )
-    loop.until("the turn that has started it is over", loop.at_rest)
+    command = "until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3"
+    session = loop.started(f"$ {command} &\nthen:\nthe build is over", command, rest=True)
     (loop.workspace / "go").touch()
     wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
     assert "exit code 3" in wake["answer"]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +17,8 @@ from pydantic_ai import Agent
 from examples.model_server import Json, ModelServer
 from shellback.agent.builtin import choose_model
 from shellback.agent.endpoint import Endpoint, EndpointError
+from tests.commands import shellback
+from tests.otlp import serving
 from tests.stage import Stage, stage
 
 MARK = {"type": "ephemeral", "ttl": "5m"}
@@ -27,26 +26,9 @@ KEY = "sk-a-key-that-nobody-may-read"
 
 
 @contextmanager
-def serving() -> Generator[ModelServer]:
-    with ModelServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def shellback(place: Stage, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "shellback", *args],
-        env=place.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def modelled() -> Generator[ModelServer]:
+    with serving(server := ModelServer()):
+        yield server
 
 
 def without_marks(value: Any) -> Any:
@@ -83,7 +65,7 @@ def test_the_loop_goes_through_a_server_without_a_key() -> None:
 
 
 def asked_in_a_round(model: str, url_ends: str) -> list[Json]:
-    with serving() as server, stage(None, MODEL=model, MODEL_BASE_URL=server.url + url_ends) as place:
+    with modelled() as server, stage(None, MODEL=model, MODEL_BASE_URL=server.url + url_ends) as place:
         place.hire()
         go_round(place, server)
         return server.log.requests
@@ -126,7 +108,7 @@ FAILURES = {
 
 
 def test_an_endpoint_that_fails_is_asked_again_within_a_budget_and_then_the_answer_says_what_to_do() -> None:
-    with serving() as server:
+    with modelled() as server:
         asked: Counter[str] = Counter()
 
         def fault(body: Json) -> str:
@@ -169,7 +151,7 @@ def test_an_endpoint_that_fails_is_asked_again_within_a_budget_and_then_the_answ
 async def test_a_secret_that_an_endpoint_repeats_is_taken_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
-    with serving() as server:
+    with modelled() as server:
         server.log.fault = lambda _body: "500"
         for url in (server.url, server.url.replace("://", "://someone:password-in-an-address@")):
             endpoint = Endpoint(choose_model(model, base_url=url), seconds=30)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ import sqlalchemy as sa
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.storage.tables import approvals, audit
 from tests import sandboxes
+from tests.commands import shellback
 from tests.stage import Stage, stage
 
 NOTARY = """
@@ -108,26 +107,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         yield made
 
 
-def shellback(place: Stage, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "shellback", *args],
-        cwd=place.root,
-        env={**place.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def steps(place: Stage, item: str) -> list[str]:
-    def look(conn: sa.Connection) -> list[str]:
-        query = sa.text("select function_name from operation_outputs where workflow_uuid = :id order by function_id")
-        return list(conn.execute(query, {"id": item}).scalars())
-
-    return place.read(look)
-
-
 def ran(place: Stage) -> list[str]:
     file: Path = place.root / "ran"
     return file.read_text().split() if file.exists() else []
@@ -143,7 +122,7 @@ def test_an_agent_of_ones_own_has_its_tools_and_ours_and_what_fails_in_it_is_tol
     answer = json.loads(place.answer(item))["text"]
     for words in ("stamped it", "in c1", "ours", "exit code 4"):
         assert words in answer
-    assert "notary__model.request_stream" in steps(place, item)
+    assert "notary__model.request_stream" in place.steps(item)
 
     item = place.send('!burn {"text": "it"}', "c2")
     request = place.pending("c2")
@@ -176,13 +155,13 @@ def test_an_agent_of_ones_own_has_its_tools_and_ours_and_what_fails_in_it_is_tol
     cut = place.send("!doze {}", "cut")
     place.until("it dozes", lambda: "doze" in ran(place))
     worker.kill()
-    recorded = steps(place, cut)
+    recorded = place.steps(cut)
     place.hire(AGENT="notary:twin")
     assert place.ended(cut)["error"] == "no living worker runs its version"
     assert "there is no tool 'doze'" in place.until(
         "the other one answers", lambda: "\n".join(place.answers(conversation="cut"))
     )
-    assert steps(place, cut) == recorded
+    assert place.steps(cut) == recorded
     assert ran(place).count("doze") == 1
 
 
@@ -313,7 +292,11 @@ def test_an_approved_tool_works_in_the_workspace_and_every_other_only_reads(monk
             assert "hidden" not in answers["secret"] + answers["filed_secret"]
             assert "may be a secret" in answers["secret"]
         assert [s.profile for s in place.sessions() if s.granted_by == "approved call"] == [WORK, WORK]
-        assert place.read(uses) == [
+        # Whether it was its own call that used the approval, and what of that the audit has.
+        own = approvals.c.used_by == approvals.c.call_key
+        joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
+        query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
+        assert place.rows(query.where(audit.c.event == "used").order_by(audit.c.id)) == [
             ("used", True, "build", "echo ran > ran; cat ran"),
             ("used", True, "build", "'touch' 'shell'"),
         ]
@@ -343,11 +326,3 @@ def test_while_the_gate_is_off_there_is_no_workspace_also_where_there_was_one(mo
         attached, no_files, why = said(place, "look")
         assert (attached, no_files) == (False, True)
         assert "ENABLE_EXECUTE is off" in why
-
-
-def uses(conn: sa.Connection) -> list[tuple[Any, ...]]:
-    """The state of the approval, whether it was its own call that used it, and what of that the audit has."""
-    own = approvals.c.used_by == approvals.c.call_key
-    joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
-    query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
-    return [tuple(row) for row in conn.execute(query.where(audit.c.event == "used").order_by(audit.c.id))]

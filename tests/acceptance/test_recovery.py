@@ -145,8 +145,7 @@ def shown(loop: Stage, conversation: str = "c1") -> list[str]:
 
 def started(loop: Stage, command: str) -> str:
     """The id of a process in the background that has printed its first line, after the turn that began it."""
-    session = loop.started(f"$ {command} &", command)
-    loop.until("the turn that has started it is over", loop.at_rest)
+    session = loop.started(f"$ {command} &", command, rest=True)
     assert shown(loop) == []
     (loop.workspace / "first").touch()
     loop.until("its first line", lambda: "listening" in printed(loop, session.id))
@@ -157,12 +156,9 @@ def printed(loop: Stage, session_id: str) -> str:
     return (loop.home / layout.SESSIONS / session_id / layout.LOG).read_text()
 
 
-def test_the_second_turn_sees_what_its_process_has_printed_and_a_pin_ends_that(sqlite_url: str) -> None:
-    with working(sqlite_url) as loop:
-        seen_and_unpinned(loop)
-
-
-def seen_and_unpinned(loop: Stage) -> None:
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_second_turn_sees_what_its_process_has_printed_and_a_pin_ends_that(loop: Stage) -> None:
+    loop.hire()
     session_id = started(loop, SERVE)
     loop.answer(loop.send("what is up?"))
     (text,) = shown(loop)
@@ -201,31 +197,17 @@ def test_a_turn_that_is_replayed_after_a_kill_shows_what_it_showed_then(loop: St
     assert ('"listening"' in after, '"served"' in after) == (False, True)
 
 
-def watched(conn: sa.Connection) -> list[tuple[str, int]]:
-    """Each watch and its hits."""
-    return [(row.id, row.hits) for row in conn.execute(sa.select(watches))]
-
-
-def hits(conn: sa.Connection) -> tuple[list[str], list[str]]:
-    """The items of hits, and what became of their news."""
-    items = sa.select(turns.c.id).where(turns.c.item_type == "EXEC_WATCH")
-    news = sa.select(mailbox.c.state).where(mailbox.c.kind == "watch")
-    return list(conn.execute(items).scalars()), list(conn.execute(news).scalars())
-
-
 @pytest.mark.parametrize(("url", "point"), [("sqlite_url", "watch.found"), ("postgres_url", "watch.told")])
 def test_a_line_wakes_the_agent_once_though_its_worker_is_killed_before_or_after_telling_it(
     request: pytest.FixtureRequest, url: str, point: str
 ) -> None:
     with stage(request.getfixturevalue(url)) as loop:
         worker = loop.hire()
-        session = loop.started(
-            "$ until [ -e go ]; do sleep 0.02; done; echo it is listening; sleep 600 &", "is listening"
-        )
-        loop.until("the turn that has started it is over", loop.at_rest)
+        command = "until [ -e go ]; do sleep 0.02; done; echo it is listening; sleep 600"
+        session = loop.started(f"$ {command} &", command, rest=True)
         wish = {"session_id": session.id, "pattern": "is listen"}
         assert "fires on lines that match" in loop.answer(loop.send(f"!process_watch {json.dumps(wish)}"))
-        ((watch, _),) = loop.read(watched)
+        (watch,) = loop.scalars(sa.select(watches.c.id))
         loop.arm(point)
         (loop.workspace / "go").touch()
         loop.until(f"{point} is reached", lambda: loop.fired(point))
@@ -236,8 +218,10 @@ def test_a_line_wakes_the_agent_once_though_its_worker_is_killed_before_or_after
         assert '"it is listening"' in wake["answer"]
         assert wake["priority"] == 10
         loop.until("everything is heard", loop.at_rest)
-        assert loop.read(watched) == [(watch, 1)]
-        assert loop.read(hits) == ([f"EXEC_WATCH:{watch}:1"], ["heard"])
+        assert loop.rows(sa.select(watches.c.id, watches.c.hits)) == [(watch, 1)]
+        items = sa.select(turns.c.id).where(turns.c.item_type == "EXEC_WATCH")
+        assert loop.scalars(items) == [f"EXEC_WATCH:{watch}:1"]
+        assert loop.scalars(sa.select(mailbox.c.state).where(mailbox.c.kind == "watch")) == ["heard"]
 
 
 def test_an_end_that_is_no_news_has_its_item_and_wakes_nobody(sqlite_url: str) -> None:
@@ -259,24 +243,14 @@ def test_an_end_that_is_no_news_has_its_item_and_wakes_nobody(sqlite_url: str) -
     assert "a callback tells its end if it fails" in told
 
 
-def steps(loop: Stage, item: str) -> list[str]:
-    table = "operation_outputs" if loop.where.database.dialect == "sqlite" else "dbos.operation_outputs"
-    query = sa.text(f"select function_name from {table} where workflow_uuid = :id order by function_id")
-
-    def look(conn: sa.Connection) -> list[str]:
-        return list(conn.execute(query, {"id": item}).scalars())
-
-    return loop.read(look)
-
-
 def test_an_end_that_process_wait_has_told_wakes_nobody_and_is_not_told_again_in_its_turn(database_url: str) -> None:
     with working(database_url) as loop:
-        session = loop.started("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 6 &", "tail of it")
-        loop.until("the turn that has started it is over", loop.at_rest)
+        command = "until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 6"
+        session = loop.started(f"$ {command} &", command, rest=True)
         before = len(loop.answers())
         item = loop.send(f"!process_wait {json.dumps({'session_ids': [session.id], 'timeout': 60})}")
         # After the answer of the model nobody looks for news before the call has returned.
-        loop.until("the model has asked to wait", lambda: any("model" in name for name in steps(loop, item)))
+        loop.until("the model has asked to wait", lambda: any("model" in name for name in loop.steps(item)))
         (loop.workspace / "go").touch()
         told = loop.answer(item)
         assert "tail of it" in told
@@ -286,6 +260,6 @@ def test_an_end_that_process_wait_has_told_wakes_nobody_and_is_not_told_again_in
         # Busy: it came while the turn that was waiting had the conversation, and leaves the rest to that.
         assert wake["outcome"] in {"nothing", "busy"}
         assert wake["answer"] is None
-        assert not any("model" in name for name in steps(loop, f"EXEC_CALLBACK:{session.id}"))
+        assert not any("model" in name for name in loop.steps(f"EXEC_CALLBACK:{session.id}"))
         assert len(loop.answers()) == before + 1
         assert HEADER not in loop.history()

@@ -7,7 +7,6 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +25,9 @@ from shellback.wiring import choice
 from shellback.wiring.choice import Choice, choose
 from tests.commands import facts, shellback, told
 from tests.sandboxes import needed
-from tests.stage import Stage, stage
+from tests.stage import Stage, staged
 
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    needed()
-    with stage(BACKEND="auto") as made:
-        yield made
+place = staged(needed, BACKEND="auto")
 
 
 def entries(place: Stage) -> set[str]:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from shellback.exec.core.model import SHELL, Session
 from tests.commands import facts, shellback, told
-from tests.stage import Stage, working
+from tests.stage import Stage, staged, working
 
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    with working(SHELL_TOOL="on") as made:
-        yield made
+place = staged(worker=True, SHELL_TOOL="on")
 
 
 def call(tool: str, **args: Any) -> str:
@@ -34,10 +27,9 @@ def shell_of(place: Stage, conversation: str) -> Session:
     return place.until("a shell runs", look)
 
 
-def answer(place: Stage, conversation: str, item: str) -> str:
+def answer(place: Stage, item: str) -> str:
     """What is said once an item has been heard, with JSON as it is written without blanks."""
-    found = place.until("an answer", lambda: next(iter(place.answers(since=item, conversation=conversation)), ""))
-    return found.replace('": ', '":')
+    return place.answer(item).replace('": ', '":')
 
 
 def ask(place: Stage, conversation: str, shell: Session, command: str) -> str:
@@ -49,7 +41,7 @@ def approve(place: Stage, conversation: str, item: str, *more: str) -> str:
     """Approve what an item has led to; the answer."""
     done = shellback(place, "approvals", "approve", place.pending(conversation).id, *more, "--json")
     assert facts(done)["state"] == "approved"
-    return answer(place, conversation, item)
+    return answer(place, item)
 
 
 def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stage) -> None:
@@ -63,7 +55,7 @@ def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stag
     assert re.search(r"^ +command: export A=kept; cd /tmp$", shown, re.MULTILINE)
     assert re.search(r"^ +session_command: exec bash ", shown, re.MULTILINE)
     approve(place, "talk", item, "--for", "session")
-    assert '"output":"kept\\n"' in answer(place, "talk", ask(place, "talk", shell, "echo $A"))
+    assert '"output":"kept\\n"' in answer(place, ask(place, "talk", shell, "echo $A"))
     assert place.requests() == []
     ask(place, "talk", shell, "sudo ls")
     request = place.pending("talk")
@@ -83,7 +75,7 @@ def test_the_tool_of_one_shell_asks_once_for_the_shell_and_its_first_command(pla
     assert place.pending("one").session_id == shell.id
     assert '"stdout":"two\\n"' in approve(place, "one", item, "--for", "session")
     item = place.send(call("shell", op="execute", command="echo three"), "one")
-    assert '"stdout":"three\\n"' in answer(place, "one", item)
+    assert '"stdout":"three\\n"' in answer(place, item)
 
 
 def test_run_shell_waits_for_a_person_and_returns_its_four_keys(place: Stage) -> None:

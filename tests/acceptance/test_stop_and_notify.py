@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Terminal, assert_refused, facts, shellback, told
+from tests.otlp import serving
 from tests.stage import Stage, working
 
 KEY = "s3cret"
@@ -47,17 +48,11 @@ class Hook:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/{KEY}"
-        finally:
-            self.go_on.set()
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+            try:
+                yield f"{url}/{KEY}"
+            finally:
+                self.go_on.set()
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +130,7 @@ def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> N
         chat.says("still there\n", "You said: still there")
         loop.until("no turn is left that a key could stop", lambda: loop.no_turn("talk"))
         chat.says("\x03", "Ctrl-C again leaves")
-        chat.type("\x03")
-        assert chat.ended() == 130
+        chat.leaves("\x03", 130)
     assert "Traceback" not in chat.shown
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.execs import end_of
 from tests.otlp import Receiver, Span, receiving
 from tests.stage import Stage, stage
 
@@ -74,8 +75,7 @@ def _look_at_spans(receiver: Receiver, s: Stage, item: str, session_id: str) -> 
     assert process.attributes["process.exit.code"] == 3
     assert process.attributes["shellback.state"] == "exited"
     ended = next(one for one in s.sessions() if one.id == session_id)
-    assert ended.end is not None
-    assert process.end == pytest.approx(ended.end.ended_at, abs=0.001)
+    assert process.end == pytest.approx(end_of(ended).ended_at, abs=0.001)
     assert process.start == pytest.approx(ended.started_at, abs=0.001)
     assert process.end <= wake.end
     assert wake.attributes["shellback.outcome"] == "answered"

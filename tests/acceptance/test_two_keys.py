@@ -96,15 +96,6 @@ def test_a_rule_of_the_operator_comes_before_the_classification(boxed: Stage) ->
         assert not waiting(ruled)
 
 
-def test_a_policy_that_cannot_be_followed_keeps_the_worker_from_starting(boxed: Stage) -> None:
-    policy = boxed.root / "broken.toml"
-    policy.write_text('[[rules]]\neffect = "alow"\nprefix = ["cat"]\n')
-    done = shellback(boxed, "worker", POLICY_FILE=str(policy), SHELLBACK_HOME=str(boxed.root / "another"))
-    assert done.returncode == 2
-    assert f"{policy}:" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_without_a_sandbox_the_first_key_alone_opens_nothing() -> None:
     with working(BACKEND="host") as bare:
         bare.send("$ ls")

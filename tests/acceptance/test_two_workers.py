@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -19,8 +18,10 @@ from shellback.work.hosts import roster
 from shellback.work.queue import standing, stream
 from shellback.work.turn.claims import RECOVERIES
 from tests.commands import assert_refused, facts, shellback, told
+from tests.execs import end_of
 from tests.nursery import ForkedWorker
 from tests.stage import Stage, stage, working
+from tests.supervisors import removed
 
 COUNTING = str(Path(__file__).parent.parent / "programs" / "counting_worker.py")
 LEASE_S = "3"
@@ -135,7 +136,7 @@ def test_an_item_that_ends_each_of_its_workers_is_set_aside_and_what_is_left_ser
     item = loop.send("poison")
     loop.until("a dies of it", lambda: loop.workers[-1].process.poll() is not None)
     # As if it had killed before, so that it takes two deaths and not five.
-    loop.write(_executed_often)
+    loop.change(sa.update(turns).values(executions=RECOVERIES - 1))
     loop.arm("turn.begun")
     pair.hire("b", LEASE_S)
     loop.until("b dies of it", lambda: loop.workers[-1].process.poll() is not None)
@@ -153,40 +154,21 @@ def test_an_item_that_ends_each_of_its_workers_is_set_aside_and_what_is_left_ser
     os.kill(loop.workers[-1].process.pid, 0)
 
 
-def _executed_often(conn: sa.Connection) -> None:
-    conn.execute(sa.update(turns).values(executions=RECOVERIES - 1))
-
-
 def silence(loop: Stage, host_id: str, name: str = "first") -> None:
     """Let the last word of this host be older than its lease."""
-
-    def act(conn: sa.Connection) -> None:
-        changes = {"heartbeat_at": hosts.c.heartbeat_at - 400, "name": name}
-        conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(changes))
-
-    loop.write(act)
+    changes = {"heartbeat_at": hosts.c.heartbeat_at - 400, "name": name}
+    loop.change(sa.update(hosts).where(hosts.c.host_id == host_id).values(changes))
 
 
 def alarms(loop: Stage) -> list[str]:
-    def look(conn: sa.Connection) -> list[str]:
-        query = sa.select(events.c.payload).where(events.c.kind == "alarm").order_by(events.c.id)
-        return [payload["text"] for payload in conn.execute(query).scalars()]
-
-    return loop.read(look)
-
-
-def noticed(loop: Stage) -> list[str]:
-    def look(conn: sa.Connection) -> list[str]:
-        return list(conn.execute(sa.select(notices.c.dedupe_key)).scalars())
-
-    return loop.read(look)
+    query = sa.select(events.c.payload).where(events.c.kind == "alarm").order_by(events.c.id)
+    return [payload["text"] for payload in loop.scalars(query)]
 
 
 def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_returns(postgres_url: str) -> None:
     with stage(postgres_url) as first, working(postgres_url, NOTIFY_COMMAND="true") as second:
         worker = first.hire()
-        session = first.started("$ echo nonce >> nonce.txt; sleep 600 &", "sleep 600")
-        first.until("the turn is over", first.at_rest)
+        session = first.started("$ echo nonce >> nonce.txt; sleep 600 &", "sleep 600", rest=True)
         answers = len(first.answers())
         worker.kill()
         first.kill_supervisor()
@@ -195,12 +177,12 @@ def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_return
         silence(first, first.where.host_id)
         first.until("its process is given up", lambda: not first.sessions(live=True))
         (lost,) = first.sessions()
-        assert lost.end is not None
-        assert (lost.end.state, lost.end.evidence) == (SessionState.LOST, Evidence.HOST_UNREACHABLE)
+        assert (lost.state, end_of(lost).evidence) == (SessionState.LOST, Evidence.HOST_UNREACHABLE)
         assert first.callbacks() == [f"EXEC_CALLBACK:{session.id}"]
         first.until("the conversation says so", lambda: alarms(first))
         assert "its 1 process(es) of this conversation are given up as lost (host_unreachable)" in alarms(first)[0]
-        first.until("somebody is told", lambda: any("host:" in key for key in noticed(first)))
+        keys = sa.select(notices.c.dedupe_key)
+        first.until("somebody is told", lambda: any("host:" in key for key in first.scalars(keys)))
         assert len(first.answers()) == answers
 
         sent = told(second, "send", "-c", "c1", "hello from afar")
@@ -227,11 +209,6 @@ def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_return
         assert first.sessions()[0].end == lost.end
         assert (first.workspace / "nonce.txt").read_text() == "nonce\n"
         assert len(alarms(first)) == 2
-
-
-def removed(home: Path) -> bool:
-    shutil.rmtree(home, ignore_errors=True)
-    return not home.exists()
 
 
 def test_conversations_of_a_state_directory_that_was_deleted_are_adopted_by_its_successor(sqlite_url: str) -> None:

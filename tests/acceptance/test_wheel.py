@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from shellback import make_workspace
+from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -37,8 +38,7 @@ SERVICE = {
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
+    run_to_end(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT, check=True)
     return next(directory.glob("*.whl"))
 
 
@@ -46,14 +46,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the wheel; its dependencies are those of this one."""
     directory = tmp_path_factory.mktemp("fresh") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True, timeout=LIMIT_S)
+    run_to_end(sys.executable, "-m", "venv", "--without-pip", directory, check=True)
     program = directory / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", program, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True, capture_output=True, timeout=LIMIT_S)
-    where = subprocess.run(
-        [program, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
+    install = ("install", "--quiet", "--no-deps", "--no-index", wheel)
+    run_to_end(sys.executable, "-m", "pip", "--python", program, *install, check=True)
+    where = run_to_end(program, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", check=True)
     # Directories that a .pth file adds have no .pth files read: the checkout stays out.
     (Path(where.stdout.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     return directory
@@ -95,10 +92,7 @@ def test_an_agent_of_a_project_whose_package_is_app_runs_under_the_installed_wor
     }
 
     def shellback(*words: str) -> str:
-        done = subprocess.run(
-            [installed / "bin" / "shellback", *words],
-            cwd=project, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        done = run_to_end(installed / "bin" / "shellback", *words, cwd=project, env=environ)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -118,10 +112,8 @@ def test_an_agent_of_a_project_whose_package_is_app_runs_under_the_installed_wor
 
 
 def test_the_installed_wheel_gives_the_demo_from_any_directory(installed: Path, place: Path) -> None:
-    done = subprocess.run(
-        [installed / "bin" / "shellback", "demo", "--json"],
-        cwd=place, env={"PATH": os.environ["PATH"], "HOME": str(place)}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    environ = {"PATH": os.environ["PATH"], "HOME": str(place)}
+    program = installed / "bin" / "shellback"
+    done = run_to_end(program, "demo", "--json", cwd=place, env=environ, stdin=subprocess.DEVNULL, timeout=120)
     assert done.returncode == 0, done.stderr
     assert {one["exit_code"] for one in json.loads(done.stdout)["sessions"]} >= {0, 3, 7}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import sqlalchemy as sa
 
 from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import SessionState
-from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.tools.short_commands import PYTHON
 from shellback.storage.tables import calls
 from shellback.work.approvals import approvals
 from tests.commands import facts, told
+from tests.filetrees import give
 from tests.stage import Stage, stage, working
 
 
@@ -36,8 +35,7 @@ def put(place: Stage, name: str, text: str) -> Path:
     """A file that commands may change."""
     file = place.workspace / name
     file.write_text(text)
-    if os.geteuid() == 0:
-        os.chown(file, EXEC_UID, EXEC_UID)
+    give(file)
     return file
 
 
@@ -47,26 +45,13 @@ def call(tool: str, **args: Any) -> str:
 
 def recorded(place: Stage, conversation: str) -> list[tuple[str, dict[str, Any]]]:
     """The calls of a conversation that changed files, with what is recorded of them."""
-
-    def look(conn: sa.Connection) -> list[tuple[str, dict[str, Any]]]:
-        query = sa.select(calls).where(calls.c.session_id == workspace_scope(conversation))
-        return [(row.tool, row.outcome) for row in conn.execute(query.order_by(calls.c.created_at))]
-
-    return place.read(look)
+    query = sa.select(calls.c.tool, calls.c.outcome).where(calls.c.session_id == workspace_scope(conversation))
+    return place.rows(query.order_by(calls.c.created_at))
 
 
 def test_reading_passes_and_a_secret_waits(place: Stage) -> None:
-    said = place.answer(
-        place.send(
-            "\n".join(
-                [
-                    call("ls", path="read"),
-                    call("read_file", path="read/notes.txt"),
-                    call("grep", pattern="t", path="read"),
-                ]
-            )
-        )
-    )
+    reads = [call("ls", path="read"), call("read_file", path="read/notes.txt"), call("grep", pattern="t", path="read")]
+    said = place.answer(place.send("\n".join(reads)))
     assert "notes.txt  8" in said
     assert "one\n  two" in said
     assert "read/notes.txt:2: two" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +26,19 @@ from shellback.storage.sessions import SqlSessionStore
 from shellback.storage.workspaces import SqlWorkspaceStore
 from tests import execs, images
 from tests.commands import environment, facts, shellback, told
-from tests.pods import podman
+from tests.podmans import contained, podman
 from tests.sessions import EXITED, a_session
-from tests.stage import Stage, stage
+from tests.stage import Stage, staged
 
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Stage]:
-    with stage() as made:
-        yield made
+shared = staged()
 
 
 @pytest.fixture
 def place(shared: Stage) -> Stage:
     """One that has no row of another test."""
     for table in (t.workspaces, t.calls, t.sessions):
-        shared.write(forgotten, table)
+        shared.change(sa.delete(table))
     return shared
-
-
-def forgotten(conn: sa.Connection, table: sa.Table) -> None:
-    conn.execute(sa.delete(table))
 
 
 def made(place: Stage, name: str, **values: Any) -> PodmanWorkspace:
@@ -92,10 +83,6 @@ def test_it_lists_what_is_there_and_with_all_what_is_gone(place: Stage) -> None:
     assert "elsewhere" in told(place, "workspaces").stdout
 
 
-def note(conn: sa.Connection, call: dict[str, Any]) -> None:
-    conn.execute(sa.insert(t.calls).values(call))
-
-
 def test_it_shows_what_tools_did_there(place: Stage) -> None:
     row = made(place, "shellback-a")
     changes: list[tuple[str, dict[str, Any] | None]] = [
@@ -107,9 +94,8 @@ def test_it_shows_what_tools_did_there(place: Stage) -> None:
     ]
     for number, (tool, outcome) in enumerate(changes):
         call = {"call_key": f"k{number}", "session_id": workspace_scope("build"), "tool": tool, "outcome": outcome}
-        place.write(
-            note, {**call, "kind": "typed" if tool == "process_write" else "changed", "created_at": float(number)}
-        )
+        kind = "typed" if tool == "process_write" else "changed"
+        place.change(sa.insert(t.calls).values({**call, "kind": kind, "created_at": float(number)}))
     ran = a_session(1, conversation_id="build", command=PYTHON, backend="podman", delivery=Delivery.SETTLED)
     place.write(sessions.claim, ran)
     place.write(sessions.finish, ran.id, EXITED)
@@ -170,8 +156,7 @@ def test_names_are_completed(place: Stage) -> None:
 
 
 def test_a_real_container_is_shown_and_taken_away_with_what_runs_in_it() -> None:
-    images.needed()
-    with stage(BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as place:
+    with contained("podman") as place:
         asyncio.run(_a_real_container(place))
 
 
@@ -185,45 +170,37 @@ async def _a_real_container(place: Stage) -> None:
     async def command(*words: str) -> Any:
         return await asyncio.to_thread(shellback, place, "workspaces", *words)
 
-    try:
-        async with Engine(store, port, backend, home=place.home, host_id=place.where.host_id) as engine:
-            session = await execs.launch(engine, "echo kept >kept; echo ready; sleep 600")
-            await execs.printed(engine, session.id, "ready")
-            shown = facts(await command("show", "talk", "--json"))
-            name = shown["name"]
-            assert (
-                podman("inspect", "--format", "{{.State.Status}} {{.Id}}", name) == f"running {shown['container_id']}"
-            )
-            assert shown["running"] == [session.id]
-            refused = await command("rm", "talk", "--yes")
-            assert (refused.returncode, session.id in refused.stderr) == (2, True)
-            done = await command("rm", "talk", "--yes", "--force")
-            assert (done.returncode, done.stderr) == (0, "")
-            assert done.stdout == f"{name} removed; its files stay: {place.workspace}\n"
-            ended = await engine.wait(session.id, up_to=60)
-            assert ended.end is not None
-            assert (ended.state, ended.end.ended_by) == (SessionState.SIGNALED, EndedBy.SHUTDOWN)
-            assert await asyncio.to_thread((place.workspace / "kept").read_text) == "kept\n"
-            assert await asyncio.to_thread(containers.engine.state, name) is None
-            assert (await rows.list())[0].state == "removed"
+    async with Engine(store, port, backend, home=place.home, host_id=place.where.host_id) as engine:
+        session = await execs.launch(engine, "echo kept >kept; echo ready; sleep 600")
+        await execs.printed(engine, session.id, "ready")
+        shown = facts(await command("show", "talk", "--json"))
+        name = shown["name"]
+        assert podman("inspect", "--format", "{{.State.Status}} {{.Id}}", name) == f"running {shown['container_id']}"
+        assert shown["running"] == [session.id]
+        refused = await command("rm", "talk", "--yes")
+        assert (refused.returncode, session.id in refused.stderr) == (2, True)
+        done = await command("rm", "talk", "--yes", "--force")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{name} removed; its files stay: {place.workspace}\n"
+        ended = await engine.wait(session.id, up_to=60)
+        assert (ended.state, execs.end_of(ended).ended_by) == (SessionState.SIGNALED, EndedBy.SHUTDOWN)
+        assert await asyncio.to_thread((place.workspace / "kept").read_text) == "kept\n"
+        assert await asyncio.to_thread(containers.engine.state, name) is None
+        assert (await rows.list())[0].state == "removed"
 
-            # The next command has a new one, also where somebody takes that away by other means.
-            again = await execs.run(engine, "cat kept")
-            assert again.session.state is SessionState.EXITED
-            assert [one.name for one in await rows.list(live=True)] == [name]
-            await asyncio.to_thread(podman, "rm", "--force", "--time", "0", name)
-            gone = facts(await command("rm", name, "--yes", "--json"))
-            facts_of_it = {"name": name, "scope": "talk", "was_there": False, "overlay_path": str(place.workspace)}
-            assert gone == [{**facts_of_it, "overlay_removed": False}]
-            assert (await rows.list(live=True)) == []
-    finally:
-        for home in containers.homes():
-            await containers.remove(home.name, grace_s=0)
+        # The next command has a new one, also where somebody takes that away by other means.
+        again = await execs.run(engine, "cat kept")
+        assert again.session.state is SessionState.EXITED
+        assert [one.name for one in await rows.list(live=True)] == [name]
+        await asyncio.to_thread(podman, "rm", "--force", "--time", "0", name)
+        gone = facts(await command("rm", name, "--yes", "--json"))
+        facts_of_it = {"name": name, "scope": "talk", "was_there": False, "overlay_path": str(place.workspace)}
+        assert gone == [{**facts_of_it, "overlay_removed": False}]
+        assert (await rows.list(live=True)) == []
 
 
 def test_an_overlay_is_removed_with_its_container_when_that_is_asked_for() -> None:
-    images.needed()
-    with stage(BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as place:
+    with contained("podman") as place:
         cache = place.root / "cache"
         overlay = cache / "podman" / "scope"
         overlay.mkdir(parents=True)

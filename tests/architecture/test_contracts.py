@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
@@ -30,12 +31,8 @@ VIOLATIONS = [
 ]
 
 
-def run(*command: str | Path, cwd: Path = ROOT, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, input=given)
-
-
 def lint(directory: Path) -> str:
-    done = run(LINT_IMPORTS, "--no-cache", cwd=directory)
+    done = run_to_end(LINT_IMPORTS, "--no-cache", cwd=directory)
     return done.stdout + done.stderr
 
 
@@ -58,7 +55,7 @@ def test_a_violation_breaks_its_contract(contract: str, module: str, line: str, 
 def test_only_settings_reads_the_environment_and_nobody_kills_by_number() -> None:
     probe = "import os\n\nos.environ\nos.getenv\nos.kill\nos.killpg\n"
     ruff = (sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--output-format", "concise")
-    found = run(*ruff, "--stdin-filename", "app/exec/probe.py", "-", given=probe)
+    found = run_to_end(*ruff, "--stdin-filename", "app/exec/probe.py", "-", cwd=ROOT, input=probe)
     assert found.stdout.count("TID251") == 4
-    clean = run(*ruff, "app")
+    clean = run_to_end(*ruff, "app", cwd=ROOT)
     assert clean.returncode == 0, clean.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,21 +11,18 @@ import pytest
 
 import shellback
 import shellback.exec
+from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).parents[2]
 AGENTS = {"dbos", "pydantic_ai"}
 HEAVY = {*AGENTS, "pydantic", "sqlalchemy", "psycopg", "openai", "anthropic"}
 
 
-def python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *options, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-
-
 def loaded(program: str, *options: str) -> set[str]:
     """Top-level names of all that a program has loaded when it ends."""
     show = "print('', *{name.partition('.')[0] for name in __import__('sys').modules})"
-    done = python(f"import atexit; atexit.register(lambda: {show})\n{program}", *options)
+    code = f"import atexit; atexit.register(lambda: {show})\n{program}"
+    done = run_to_end(sys.executable, *options, "-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
 
@@ -79,7 +75,7 @@ def test_a_name_that_is_not_exported_says_so(package: ModuleType) -> None:
 
 
 def test_the_package_cannot_be_imported_under_the_name_of_its_directory() -> None:
-    done = python("import shellback.exec.core.model; import app.exec.core.model")
+    done = run_to_end(sys.executable, "-c", "import shellback.exec.core.model; import app.exec.core.model", cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: import `shellback`, not `app`")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = ("done", "open", "out of scope (")
@@ -51,13 +50,6 @@ def test_a_requirement_that_is_done_names_tests_that_exist() -> None:
             missing.append((requirement, test))
     assert missing == []
     assert [row[0] for row in requirement_rows() if row[2] == "done" and "`" not in row[1]] == []
-
-
-def test_the_development_database_listens_on_loopback_only() -> None:
-    compose: dict[str, Any] = yaml.safe_load(text_of("docker-compose.yml"))
-    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
 @pytest.mark.parametrize("name", ["", "-dev", "-lowest"])

@@ -18,7 +18,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.shell.workspaces.capability import ShellbackWorkspace, workspace_id
-from tests import execs, images, pods, sandboxes
+from tests import execs, images, podmans, sandboxes
 
 # Of the module, so that the tests of a backend share an engine.
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ class Surroundings:
     async def engine(self) -> Engine:
         """Another one, which starts with its first command."""
         if self._kind == "podman":
-            engine = (await self._stack.enter_async_context(pods.pod())).engine()
+            engine = (await self._stack.enter_async_context(podmans.pod())).engine()
         else:
             here = self._root / str(len(self._engines))
             here.mkdir()

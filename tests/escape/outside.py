@@ -80,8 +80,7 @@ async def measured(name: str, protected: str, profile: str, mode: str, rounds: i
             path = box.workspace / protected
             await asyncio.to_thread(_prepare, box.workspace)
             argv = ("/usr/bin/python3", "-c", _TRY, str(path), mode)
-            await box.start("a", *argv, profile=profile, stdin=b"", keep_stdin_open=True)
-            await box.until_log("a", b"ready")
+            await box.start("a", *argv, profile=profile, stdin=b"", keep_stdin_open=True, shows=b"ready")
             return await _rounds(name, box, path, rounds)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import shutil
-from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,11 @@ from shellback.exec.core.findings import LOST_MOUNT
 from shellback.exec.core.model import EndedBy
 from shellback.exec.reports.render import ended_line
 from shellback.exec.wire.gitconfig import UNREADABLE
-from tests import sandboxes
-from tests.escape.test_repositories import Ground, contained
-from tests.execs import launch, printed
+from tests.escape.test_repositories import Ground, contained, ground
+from tests.execs import end_of, launch
 from tests.supervisors import SOON, answered, until
+
+__all__ = ["ground"]
 
 LOOP = """
 import os, time
@@ -38,47 +37,24 @@ while True:
 """
 
 
-def by_git(ground: Ground) -> None:
-    """`git config` writes a new file, and renames it over the old one."""
-    ground.git("config", "user.name", "somebody")
+EDITS = [
+    pytest.param("git config user.name somebody", id="git, which writes a new file and renames it"),
+    pytest.param("sed -i 's/bare = false/bare = no/' .git/config", id="sed"),
+    pytest.param("mv .git/config .git/config~ && cp .git/config~ .git/config", id="an editor that keeps a backup"),
+    pytest.param("cp .git/config .git/c && rm .git/config && mv .git/c .git/config", id="unlink"),
+]
 
 
-def by_sed(ground: Ground) -> None:
-    ground.outdoors("sed", "-i", "s/bare = false/bare = no/", ".git/config", check=True)
-
-
-def by_editor(ground: Ground) -> None:
-    """As editors do that keep a backup: the old file keeps its cover, under another name."""
-    ground.outdoors("sh", "-c", "mv .git/config .git/config~ && cp .git/config~ .git/config", check=True)
-
-
-def by_unlink(ground: Ground) -> None:
-    ground.outdoors("sh", "-c", "cp .git/config .git/c && rm .git/config && mv .git/c .git/config", check=True)
-
-
-EDITS = [by_git, by_sed, by_editor, by_unlink]
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Generator[Ground]:
-    sandboxes.needed()
-    made = Ground(tmp_path, inspected=True)
-    yield made
-    shutil.rmtree(made.workspace.parent, ignore_errors=True)
-
-
-async def attacked(ground: Ground, edit: Callable[[Ground], None], *, ends: bool) -> None:
+async def attacked(ground: Ground, edit: str, *, ends: bool) -> None:
     """Edit while a command writes without a pause, and see that it is told and that nothing more gets in."""
     config = ground.workspace / ".git/config"
     async with ground.engine() as engine:
         command = f"{ground.begin}export PWN; exec python3 -c {shlex.quote(LOOP)}"
-        session = await launch(engine, command)
-        await printed(engine, session.id, "ready")
-        await asyncio.to_thread(edit, ground)
+        session = await launch(engine, command, shows="ready")
+        await asyncio.to_thread(ground.outdoors, "sh", "-c", edit, check=True)
         if ends:
             ended = await engine.wait(session.id, up_to=SOON)
-            assert ended.end is not None
-            assert ended.end.ended_by is EndedBy.PROTECTION
+            assert end_of(ended).ended_by is EndedBy.PROTECTION
             assert "a protected file was replaced outside" in ended_line(ended)
         await until(lambda: any(one.kind == LOST_MOUNT for one in ground.sink.all.values()))
         after = await asyncio.to_thread(config.read_bytes)
@@ -98,14 +74,12 @@ async def attacked(ground: Ground, edit: Callable[[Ground], None], *, ends: bool
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_configuration_that_is_replaced_outside_is_closed_again_and_what_came_in_is_told(
-    ground: Ground, edit: Callable[[Ground], None]
+    ground: Ground, edit: str
 ) -> None:
     asyncio.run(attacked(ground, edit, ends=False))
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_in_a_container_the_command_ends_and_what_came_in_is_told(
-    tmp_path: Path, edit: Callable[[Ground], None]
-) -> None:
+def test_in_a_container_the_command_ends_and_what_came_in_is_told(tmp_path: Path, edit: str) -> None:
     with contained(tmp_path, inspected=True) as ground:
         asyncio.run(attacked(ground, edit, ends=True))

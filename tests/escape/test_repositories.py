@@ -28,10 +28,9 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.reports.render import outcome_text
 from tests import images, sandboxes
-from tests.databases import unavailable
 from tests.escape.grounds import Pods
 from tests.escape.repositories import ATTACKS, BEGIN, Attack
-from tests.execs import GATE, end_all, launch, let_go, places, printed, run
+from tests.execs import GATE, end_all, end_of, launch, let_go, places, run
 from tests.supervisors import WHO, until
 
 pytestmark = pytest.mark.anyio
@@ -85,8 +84,7 @@ class Ground:
 
     async def done(self, engine: Engine, command: str) -> Outcome:
         outcome = await run(engine, self.begin + command)
-        assert outcome.session.end is not None
-        assert outcome.session.end.exit_code == 0, outcome.output.text
+        assert end_of(outcome.session).exit_code == 0, outcome.output.text
         return outcome
 
     @property
@@ -102,27 +100,20 @@ class Ground:
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Generator[Ground]:
+def ground(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Ground]:
     sandboxes.needed()
-    made = Ground(tmp_path, inspected=True)
+    made = Ground(tmp_path, inspected=getattr(request, "param", True))
     yield made
     shutil.rmtree(made.workspace.parent, ignore_errors=True)
 
 
-@pytest.fixture
-def bare_ground(tmp_path: Path) -> Generator[Ground]:
-    """The same without the inspection."""
-    sandboxes.needed()
-    made = Ground(tmp_path, inspected=False)
-    yield made
-    shutil.rmtree(made.workspace.parent, ignore_errors=True)
+without_inspection = pytest.mark.parametrize("ground", [False], indirect=True, ids=[""])
 
 
 @contextmanager
 def contained(tmp_path: Path, *, inspected: bool) -> Generator[Ground]:
     """The same in containers, which are gone at the end."""
-    if (why := images.refusal()) is not None:
-        unavailable(why)
+    images.needed()
     made = Ground(tmp_path, inspected=inspected)
     if os.geteuid():  # commands are another user of the same group
         for one in (made.workspace, *made.workspace.rglob("*")):
@@ -143,8 +134,8 @@ def attacks() -> pytest.MarkDecorator:
 
 
 @attacks()
-async def test_each_attack_works_where_nothing_is_inspected(bare_ground: Ground, attack: Attack) -> None:
-    ground = bare_ground
+@without_inspection
+async def test_each_attack_works_where_nothing_is_inspected(ground: Ground, attack: Attack) -> None:
     await ran(ground, attack.command)
     assert not ground.mark.exists()
     said = ground.outdoors(*attack.person, at=attack.at)
@@ -254,29 +245,27 @@ async def test_what_a_command_in_the_background_has_made_is_found_by_the_next_co
     async with ground.engine() as engine:
         text = f'''{ground.begin}made lib; file lib; git -C lib config core.fsmonitor "$PWN"; echo ready
         {GATE}; git -C lib config core.fsmonitor "$PWN"; made last; git -C last config alias.x "!x"'''
-        session = await launch(engine, text)
-        await printed(engine, session.id, "ready")
+        session = await launch(engine, text, shows="ready")
         told = outcome_text(await ground.done(engine, "true"))
         ground.git("status", at="lib")
         let_go(engine)
         ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
         notice = wake_text(callback_payload(ended, engine.output(ended)))
     ground.git("status", at="lib")
     assert not ground.mark.exists()
     assert [one.session_id for one in found(ground, REPOSITORY)] == [session.id] * 3
     assert "lib/.git/config, made by a command" in told
-    assert len(ended.end.findings) == 2
-    assert all(one in notice for one in ended.end.findings)
-    assert any("last/.git/config" in one for one in ended.end.findings)
+    findings = end_of(ended).findings
+    assert len(findings) == 2
+    assert all(one in notice for one in findings)
+    assert any("last/.git/config" in one for one in findings)
 
 
 async def test_what_a_process_makes_that_outlives_its_command_is_found_by_the_next_one(ground: Ground) -> None:
     async with ground.engine() as engine:
         later = f'{GATE}; git init -q lib; git -C lib config core.fsmonitor "$PWN"; : > made'
         outcome = await ground.done(engine, f"export PWN; (setsid bash -c '{later}' > /dev/null 2>&1 &); echo begun")
-        assert outcome.session.end is not None
-        assert outcome.session.end.survivors
+        assert end_of(outcome.session).survivors
         let_go(engine)
         await until((ground.workspace / "made").exists)
         await ground.done(engine, "true")
@@ -316,8 +305,7 @@ async def test_a_worker_that_comes_back_knows_what_was_made_while_it_was_away(gr
     async with ground.engine(store, leaving=True) as engine:
         await ground.done(engine, "true")
         text = f"{ground.begin}echo ready; {GATE}; made lib; git -C lib config alias.x !x; : > made; sleep 600"
-        session = await launch(engine, text)
-        await printed(engine, session.id, "ready")
+        session = await launch(engine, text, shows="ready")
     let_go(engine)
     await until((ground.workspace / "made").exists)
     async with ground.engine(store) as engine:
@@ -347,8 +335,8 @@ async def test_what_cannot_be_read_as_git_does_is_taken_away_unread(ground: Grou
     assert all(there(one.kept) for one in found(ground, REPOSITORY))
 
 
-async def test_git_itself_takes_no_command_from_a_file_of_submodules(bare_ground: Ground) -> None:
-    ground = bare_ground
+@without_inspection
+async def test_git_itself_takes_no_command_from_a_file_of_submodules(ground: Ground) -> None:
     await ran(
         ground,
         """made sub; file sub; made lib; git -C lib -c protocol.file.allow=always submodule add "$WORKSPACE/sub" s

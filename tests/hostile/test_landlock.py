@@ -20,7 +20,7 @@ import pytest
 
 from shellback.exec.supervisor.process import landlock
 from tests.databases import unavailable, unless
-from tests.forks import fork
+from tests.supervisors import fork
 
 NOBODY: Final = 65534
 _PTRACE_SEIZE: Final = 0x4206

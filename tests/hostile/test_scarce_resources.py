@@ -36,8 +36,7 @@ from shellback.work.queue.callbacks import CallbackSink
 from tests.execs import GATE, backend_of, end_all, launch, let_go, places
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
-from tests.supervisors import SOON, Rig, answered, assert_kept, failure, gone, removed, rig, until
-from tests.surroundings import SmallRig, small_rig
+from tests.supervisors import SOON, Rig, SmallRig, answered, assert_kept, failure, gone, removed, rig, small_rig, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +28,7 @@ from shellback.exec.wire import linux
 from tests.desks import Desk, desk
 from tests.execs import places, run
 from tests.filetrees import git, give
-from tests.shells import hung_up
+from tests.supervisors import run_to_end
 
 pytestmark = pytest.mark.anyio
 
@@ -81,53 +81,34 @@ def plant(workspace: Path, programs: Collection[str] = QUICK) -> str:
     return "; ".join(["cd below", *here, "touch ../made", "echo all of it"])
 
 
-async def foreground(here: Desk, line: str) -> str:
-    return str((await here.approved("execute", command=line)).value)
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "foreground": ("execute", {}),
+    "background": ("execute", {"background": True}),
+    "terminal": ("execute_pty", {}),
+    "words": ("shell_execute", {}),
+    "login": ("run_shell", {}),
+    "shell": ("shell_session", {"action": "exec", "timeout": 60}),
+    "one_shell": ("shell", {"op": "execute", "timeout": 60}),
+}
 
 
-async def background(here: Desk, line: str) -> str:
-    said = await here.approved("execute", command=line, background=True)
-    session = await here.engine.wait(said.metadata["session_id"], up_to=60)
-    return (await here.engine.output(session).ends()).text
-
-
-async def terminal(here: Desk, line: str) -> str:
-    said = await here.approved("execute_pty", command=line)
-    session = await here.engine.wait(said.metadata["session_id"], up_to=60)
-    return (await here.engine.output(session).ends()).text
-
-
-async def words(here: Desk, line: str) -> str:
-    return str((await here.approved("shell_execute", command=["bash", "-c", line])).value)
-
-
-async def login(here: Desk, line: str) -> str:
-    return str((await here.approved("run_shell", command=line)).value)
-
-
-async def shell(here: Desk, line: str) -> str:
-    started = (await here.approved("shell_session", action="start")).value["session_id"]
-    said = await here.approved("shell_session", action="exec", session_id=started, command=line, timeout=60)
-    await hung_up(here.engine)
+async def ran(here: Desk, way: str, line: str) -> str:
+    """What a command line prints that is run in one of these ways."""
+    tool, more = WAYS[way]
+    if way == "shell":
+        more = {**more, "session_id": (await here.approved(tool, action="start")).value["session_id"]}
+    said = await here.approved(tool, command=["bash", "-c", line] if way == "words" else line, **more)
+    if way in {"background", "terminal"}:
+        session = await here.engine.wait(said.metadata["session_id"], up_to=60)
+        return (await here.engine.output(session).ends()).text
     return str(said.value)
 
 
-async def one_shell(here: Desk, line: str) -> str:
-    return str((await here.approved("shell", op="execute", command=line, timeout=60)).value)
-
-
-WAYS: tuple[Callable[[Desk, str], Awaitable[str]], ...] = (
-    foreground, background, terminal, words, login, shell, one_shell,
-)  # fmt: skip
-
-
 @pytest.mark.usefixtures("each_backend")
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_no_configuration_of_a_cloned_repository_is_read_by_a_plain_command(
-    tmp_path: Path, way: Callable[[Desk, str], Awaitable[str]]
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_configuration_of_a_cloned_repository_is_read_by_a_plain_command(tmp_path: Path, way: str) -> None:
     async with desk(tmp_path, shell=True, workspace=True) as here:
-        said = await way(here, plant(here.workspace, PROGRAMS if way is login else QUICK))
+        said = await ran(here, way, plant(here.workspace, PROGRAMS if way == "login" else QUICK))
         assert "all of it" in said
         assert RAN not in said
 
@@ -173,13 +154,11 @@ echo over
 """
 
 
-@pytest.mark.parametrize("way", [login, shell, one_shell], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", ["login", "shell", "one_shell"])
 @pytest.mark.usefixtures("each_backend")
-async def test_where_home_is_the_workspace_what_is_not_there_looks_absent(
-    tmp_path: Path, way: Callable[[Desk, str], Awaitable[str]]
-) -> None:
+async def test_where_home_is_the_workspace_what_is_not_there_looks_absent(tmp_path: Path, way: str) -> None:
     async with desk(tmp_path, shell=True) as here:
-        (said,) = re.findall(r"'(?:stdout|output)': (['\"].*?['\"]), '", await way(here, LOOKS))
+        (said,) = re.findall(r"'(?:stdout|output)': (['\"].*?['\"]), '", await ran(here, way, LOOKS))
         assert said == r"'over\n'"
 
 
@@ -189,8 +168,7 @@ async def test_what_looks_absent_cannot_be_made_and_git_lists_nothing_in_its_pla
     make = f"for name in {' '.join(MISSING)}; do echo x >~/$name && echo made; mv -f sub ~/$name && echo moved; done"
     async with desk(tmp_path) as here:
         git("init", "-q", cwd=here.workspace)
-        for path in (here.workspace, *here.workspace.rglob("*")):
-            os.chown(path, EXEC_UID if os.geteuid() == 0 else -1, -1)
+        give(here.workspace)
         started = (await here.approved("shell_session", action="start")).value["session_id"]
         said = await here.approved("shell_session", action="exec", session_id=started, command=f"touch sub; {make}")
         assert {"made", "moved"}.isdisjoint(said.value["output"].split())
@@ -269,7 +247,7 @@ def test_a_backend_without_a_state_directory_leaves_no_home_behind(tmp_path: Pat
         "plan = asyncio.run(backend.plan(CommandSpec(command=':', cwd=at), 'x'))\n"
         "import os; assert os.path.isdir(plan.env['HOME']); print(plan.env['HOME'])"
     )
-    said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    said = run_to_end(sys.executable, "-c", code, check=True)
     assert not os.path.exists(said.stdout.strip())
     assert HostBackend(workspace).private_home("x") != said.stdout.strip()
 

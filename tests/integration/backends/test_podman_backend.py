@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from shellback.exec.backends.containers import Containers, check_mounts
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK
 from tests import dockers, images
-from tests.podmans import Yard, yard
+from tests.filetrees import give
+from tests.podmans import Yard, yard, yards
 
 pytestmark = pytest.mark.anyio
 
@@ -37,10 +37,7 @@ for pid in made:
 """
 
 
-@pytest.fixture(scope="module", params=["podman", "docker"])
-def shop(request: pytest.FixtureRequest) -> Generator[Yard]:
-    with yard(request.param) as made:
-        yield made
+shop = yards("podman", "docker", scope="module")
 
 
 async def test_a_command_runs_in_the_workspace_as_nobody_with_what_it_was_given_and_nothing_else(shop: Yard) -> None:
@@ -166,8 +163,7 @@ async def test_hooks_and_configuration_that_are_there_cannot_be_changed_nor_move
     (repository / "HEAD").write_text("ref: refs/heads/main\n")
     (repository / "config").write_text("[core]\n")
     (shop.workspace / ".vscode").mkdir(exist_ok=True)  # a container of another test has it stood in for
-    for path in (shop.workspace / "repo", *(shop.workspace / "repo").rglob("*"), shop.workspace / ".vscode"):
-        os.chown(path, COMMANDS if os.geteuid() == 0 else -1, -1)
+    give(shop.workspace)
     done = await shop.run(
         "cd repo; echo x >.git/hooks/pre-commit; echo x >>.git/config; echo x >../.vscode/tasks.json; mv .git old;"
         " cd ..; mv repo old; rm -rf repo/.git; echo y >repo/note; echo y >repo/.git/index; cat repo/.git/config"

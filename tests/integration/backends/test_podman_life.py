@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,14 @@ from shellback.exec.backends.homes import known
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
-from shellback.exec.link.client import SupervisorClient
 from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import StartRequest
-from tests.podmans import Yard, yard
-from tests.supervisors import SOON, until
+from tests.podmans import Yard, inside, yards
+from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["podman", "docker"])
-def place(request: pytest.FixtureRequest) -> Generator[Yard]:
-    with yard(request.param) as made:
-        yield made
+place = yards("podman", "docker")
 
 
 class Counted(Containers):
@@ -52,24 +46,10 @@ def counted(place: Yard, **options: object) -> tuple[Counted, ContainerBackend]:
     return made, place.backend(made)
 
 
-async def begin(home: Path, name: str, script: str, uid: int = 65534) -> None:
+async def begin(home: Path) -> None:
     """Start what goes on when we have left."""
-    client = SupervisorClient(home, spawn=False, wait_s=SOON)
-    boot_id = (await client.connect())["boot_id"]
-    words = ("/bin/sh", "-c", script)
-    answer = await client.start(
-        StartRequest(session_id=name, argv=words, env={}, cwd="/workspace", boot_id=boot_id, uid=uid, gid=uid)
-    )
-    assert answer["outcome"] == "started"
-    await client.close()
-
-
-async def status(home: Path, name: str) -> str:
-    client = SupervisorClient(home, spawn=False, wait_s=SOON)
-    try:
-        return str((await client.status(name))["state"])
-    finally:
-        await client.close()
+    async with inside(home) as rig:
+        assert (await rig.start("long", "sleep 300", cwd="/workspace", uid=65534, gid=65534))["outcome"] == "started"
 
 
 async def test_calls_at_the_same_time_make_one_container_and_the_next_worker_goes_on_with_it(place: Yard) -> None:
@@ -103,16 +83,9 @@ async def test_a_caller_that_leaves_leaves_a_container_that_comes_up(place: Yard
 async def test_people_find_a_container_by_its_labels(place: Yard) -> None:
     backend = place.backend()
     await place.run("true", backend=backend, scope="a talk")
-    engine = backend.containers.engine
-    found = engine._must(  # pyright: ignore[reportPrivateUsage]
-        "ps",
-        "--filter",
-        "label=shellback.scope=a talk",
-        "--filter",
-        "label=shellback.profile=work",
-        "--format",
-        "{{.Names}}",
-    )
+    labels = ("--filter", "label=shellback.scope=a talk", "--filter", "label=shellback.profile=work")
+    ask = backend.containers.engine._must  # pyright: ignore[reportPrivateUsage]
+    found = ask("ps", *labels, "--format", "{{.Names}}")
     (home,) = backend.containers.homes()
     assert found.split() == [home.name]
     assert home.name.startswith("shellback-")
@@ -141,14 +114,13 @@ async def test_a_container_in_which_something_runs_or_whose_end_nobody_heard_is_
     containers, backend = counted(place, idle_s=0.01)
     await place.run("true", backend=backend)
     (home,) = containers.homes()
-    await begin(home, "long", "sleep 300")
+    await begin(home)
     await asyncio.sleep(0.02)
     assert await containers.sweep() == []
-    client = SupervisorClient(home, spawn=False, wait_s=SOON)
-    await client.kill("long", grace_s=0.1, ended_by="person")
-    assert await containers.sweep() == []
-    await client.ack("long")
-    await client.close()
+    async with inside(home) as rig:
+        await rig.client.kill("long", grace_s=0.1, ended_by="person")
+        assert await containers.sweep() == []
+        await rig.client.ack("long")
     assert await containers.sweep() == [home]
 
 
@@ -157,7 +129,7 @@ async def test_removing_ends_what_runs_and_keeps_what_sessions_left(place: Yard)
     containers, backend = counted(place, log=log)
     await place.run("true", backend=backend)
     (home,) = containers.homes()
-    await begin(home, "long", "sleep 300")
+    await begin(home)
     assert await containers.remove(home.name)
     assert containers.engine.state(home.name) is None
     record = (home / layout.SESSIONS / "long" / layout.EXIT).read_text()
@@ -182,16 +154,15 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
     containers, backend = counted(place)
     await place.run("true", backend=backend)
     (home,) = containers.homes()
-    await begin(home, "long", "sleep 300")
+    await begin(home)
     at_once = ("--time", "0") if containers.engine.name == "podman" else ()  # docker gives no time
     word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force", *at_once)
     await asyncio.to_thread(containers.engine._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: _state(containers, home) in {None, "exited"})
     await containers.revive(home)
-    client = SupervisorClient(home, spawn=False, wait_s=SOON)
-    (record,) = [one for one in (await client.list())[1] if one["session_id"] == "long"]
+    async with inside(home) as rig:
+        (record,) = [one for one in (await rig.client.list())[1] if one["session_id"] == "long"]
     assert (record["state"], record["evidence"]) == ("lost", "container_restarted")
-    await client.close()
     assert (await place.run("echo on", backend=backend)).output == "on\n"
     assert containers.runs == (1 if how == "killed" else 2)
 
@@ -210,11 +181,12 @@ async def test_what_another_description_left_goes_when_nothing_runs_in_it(place:
     second = [home for home in containers.homes() if home != first]
     assert len(second) == 1
     assert containers.engine.state(first.name) is None
-    await begin(second[0], "long", "sleep 300")
+    await begin(second[0])
     (place.workspace / ".env.local").write_text("KEY=2")
     await place.run("true", backend=backend, profile=READ_ONLY)
     assert _state(containers, second[0]) == "running"
-    assert await status(second[0], "long") == "running"
+    async with inside(second[0]) as rig:
+        assert (await rig.client.status("long"))["state"] == "running"
 
 
 async def test_the_description_is_durable_before_the_container_is_there(place: Yard) -> None:

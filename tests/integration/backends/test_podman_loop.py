@@ -10,22 +10,19 @@ import pytest
 
 from shellback.exec.core.model import Evidence
 from shellback.exec.log.placements import Placements
-from tests import images
 from tests.commands import shellback
-from tests.pods import emptied, podman
-from tests.stage import Stage, stage
+from tests.execs import end_of
+from tests.podmans import contained, podman
+from tests.stage import Stage
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
 def loop(sqlite_url: str) -> Iterator[Stage]:
-    images.needed()
-    with stage(sqlite_url, BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as made:
+    with contained("podman", sqlite_url) as made:
         made.patience_s = 120.0
-        made.workspace.chmod(0o775)
-        with emptied(made):
-            yield made
+        yield made
 
 
 def containers(loop: Stage) -> list[str]:
@@ -39,11 +36,9 @@ def test_what_runs_in_a_container_outlives_its_worker_and_is_told_once_whoever_d
     assert "exit code 4" in loop.answer(item)
     assert (loop.workspace / "out.txt").read_text() == "nonce\n"
     assert request.display["inner_cwd"] == "/workspace"
-    loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &")
-    loop.approve()
-    session = loop.session("tail of it")
+    command = "until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3"
+    session = loop.started(f"$ {command} &", command, rest=True)
     assert session.backend == "podman"
-    loop.until("the turn that has started it is over", loop.at_rest)
     loop.workers[-1].kill()
     (loop.workspace / "go").touch()
     loop.hire()
@@ -52,17 +47,13 @@ def test_what_runs_in_a_container_outlives_its_worker_and_is_told_once_whoever_d
     assert "tail of it" in wake["answer"]
     assert Path(session.log_path).read_text() == "tail of it\n"
 
-    loop.send("$ echo up | tee out; sleep 600 &")
-    loop.approve()
-    dies = loop.session("sleep 600")
-    loop.until("the turn that has started it is over", loop.at_rest)
+    dies = loop.started("$ echo up | tee out; sleep 600 &", "sleep 600", rest=True)
     (name,) = containers(loop)
     podman("kill", name)
     wake = loop.ended(f"EXEC_CALLBACK:{dies.id}")
     assert "the container was restarted" in wake["answer"]
-    end = next(one.end for one in loop.sessions() if one.id == dies.id)
-    assert end is not None
-    assert end.evidence is Evidence.CONTAINER_RESTARTED
+    (ended,) = [one for one in loop.sessions() if one.id == dies.id]
+    assert end_of(ended).evidence is Evidence.CONTAINER_RESTARTED
     item = loop.send("$ echo x >> out; exit 5")
     loop.approve()
     assert "exit code 5" in loop.answer(item)
@@ -73,10 +64,7 @@ def test_what_runs_in_a_container_outlives_its_worker_and_is_told_once_whoever_d
 
 def test_the_command_line_shows_reads_examines_and_ends_what_runs_in_a_container(loop: Stage) -> None:
     loop.hire()
-    loop.send("$ echo said something | tee out; sleep 600 &")
-    loop.approve()
-    session = loop.session("said something")
-    loop.until("the turn that has started it is over", loop.at_rest)
+    session = loop.started("$ echo said something | tee out; sleep 600 &", "said something", rest=True)
     (row,) = json.loads(shellback(loop, "ps", "--json").stdout)["sessions"]
     assert (row["id"], row["state"]) == (session.id, "running")
     loop.until("its output", lambda: "said something" in shellback(loop, "logs", session.id).stdout)

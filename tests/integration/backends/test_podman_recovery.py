@@ -10,11 +10,11 @@ import pytest
 
 from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.core.model import Evidence, Session, SessionEnd, SessionState
+from shellback.exec.core.model import Evidence, SessionState
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import layout
-from tests.execs import granted, launch, origin, printed, run, spec
-from tests.pods import Pod, in_pod, pod, podman
+from tests.execs import end_of, granted, launch, origin, printed, run, spec
+from tests.podmans import Pod, in_pod, pod, podman
 from tests.supervisors import kill, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -31,11 +31,6 @@ async def by_its_keeper(made: Pod) -> None:
 
 async def by_removal(made: Pod) -> None:
     await asyncio.to_thread(podman, "rm", "--force", "--time", "0", made.home.name)
-
-
-def end_of(session: Session) -> SessionEnd:
-    assert session.end is not None
-    return session.end
 
 
 @pytest.mark.parametrize("die", [by_podman, by_its_keeper, by_removal])
@@ -64,8 +59,7 @@ async def test_a_container_that_dies_takes_its_commands_with_it_and_each_is_told
 
 async def test_commands_outlive_the_supervisor_in_their_container_and_the_exit_code_is_the_kernels() -> None:
     async with in_pod() as (made, engine):
-        session = await launch(engine, "echo up; until [ -e go ]; do sleep 0.02; done; exit 11")
-        await printed(engine, session.id, "up")
+        session = await launch(engine, "echo up; until [ -e go ]; do sleep 0.02; done; exit 11", shows="up")
         _, keeper = made.pids()
         for _ in range(5):
             kill(made.pids()[0])
@@ -80,8 +74,7 @@ async def test_a_worker_that_starts_hears_of_what_ended_and_of_what_died_while_i
     async with pod() as made:
         async with made.engine() as first:
             ends = await launch(first, "until [ -e go ]; do sleep 0.02; done; exit 9")
-            dies = await launch(first, "echo up; sleep 300")
-            await printed(first, dies.id, "up")
+            dies = await launch(first, "echo up; sleep 300", shows="up")
         (made.workspace / "go").touch()
         record = made.home / layout.SESSIONS / ends.id / layout.EXIT
         await until(record.exists)
@@ -97,8 +90,7 @@ async def test_a_worker_that_starts_hears_of_what_ended_and_of_what_died_while_i
 
 async def test_records_that_were_removed_with_the_container_make_no_number() -> None:
     async with in_pod() as (made, engine):
-        session = await launch(engine, "echo up; sleep 300")
-        await printed(engine, session.id, "up")
+        session = await launch(engine, "echo up; sleep 300", shows="up")
         home = made.home
         await by_removal(made)
         # The engine notices meanwhile, and takes away what is in its way.
@@ -141,8 +133,7 @@ async def test_where_podman_is_gone_the_records_tell_that_the_container_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with in_pod() as (made, engine):
-        session = await launch(engine, "echo up; sleep 300")
-        await printed(engine, session.id, "up")
+        session = await launch(engine, "echo up; sleep 300", shows="up")
 
         def refused(*_: object) -> None:
             raise OSError("no podman")

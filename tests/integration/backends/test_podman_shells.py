@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shellback.exec.persistent import PersistentShells
-from tests.pods import in_pod
+from tests.podmans import in_pod
 from tests.shells import Shell, hung_up, started
 
 pytestmark = pytest.mark.anyio

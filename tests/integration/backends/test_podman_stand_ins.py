@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from shellback.exec.backends import homes
 from shellback.exec.backends.container import COMMANDS
 from shellback.exec.backends.trusted import PROTECTED
 from shellback.exec.core.model import READ_ONLY, WORK
-from tests.filetrees import git
-from tests.podmans import Yard, yard
+from tests.filetrees import git, give
+from tests.podmans import Yard, yards
 
 pytestmark = pytest.mark.anyio
 
@@ -35,18 +34,18 @@ true
 """
 
 
-@pytest.fixture(params=["podman", "docker"])
-def place(request: pytest.FixtureRequest) -> Iterator[Yard]:
-    with yard(request.param) as made:
-        yield made
+empty = yards("podman", "docker")
 
 
-def repository(place: Yard) -> None:
-    git("init", "-q", cwd=place.workspace)
-    for path in (place.workspace, *place.workspace.rglob("*")):
-        os.chown(path, COMMANDS if os.geteuid() == 0 else -1, -1)
+@pytest.fixture
+def place(empty: Yard) -> Yard:
+    """One whose workspace is a repository."""
+    git("init", "-q", cwd=empty.workspace)
+    give(empty.workspace)
+    for path in (empty.workspace, *empty.workspace.rglob("*")):
         if os.geteuid() and path.is_dir():
             path.chmod(0o2775)
+    return empty
 
 
 def there(place: Yard) -> set[str]:
@@ -55,7 +54,6 @@ def there(place: Yard) -> set[str]:
 
 
 async def test_what_is_missing_cannot_be_made_and_is_gone_with_the_container(place: Yard) -> None:
-    repository(place)
     before = there(place)
     backend = place.backend()
     done = await place.run(ATTACK, backend=backend)
@@ -69,7 +67,6 @@ async def test_what_is_missing_cannot_be_made_and_is_gone_with_the_container(pla
 
 
 async def test_what_somebody_else_has_there_stays(place: Yard) -> None:
-    repository(place)
     (place.workspace / ".vscode").mkdir()
     backend = place.backend()
     await place.run("true", backend=backend)
@@ -83,7 +80,6 @@ async def test_what_somebody_else_has_there_stays(place: Yard) -> None:
 
 
 async def test_what_one_conversation_needs_stays_when_another_ends(place: Yard) -> None:
-    repository(place)
     backend = place.backend()
     await place.run("true", backend=backend, scope="one")
     first = {home.name for home in backend.containers.homes()}
@@ -95,7 +91,6 @@ async def test_what_one_conversation_needs_stays_when_another_ends(place: Yard) 
 
 
 async def test_what_a_container_that_died_left_is_removed_by_whoever_looks_next(place: Yard) -> None:
-    repository(place)
     before = there(place)
     backend = place.backend()
     await place.run("true", backend=backend)
@@ -114,7 +109,6 @@ async def test_what_a_container_that_died_left_is_removed_by_whoever_looks_next(
 
 
 async def test_a_container_that_is_stopped_has_them_again_when_it_starts(place: Yard) -> None:
-    repository(place)
     before = there(place)
     backend = place.backend()
     await place.run("true", backend=backend)
@@ -126,7 +120,6 @@ async def test_a_container_that_is_stopped_has_them_again_when_it_starts(place: 
 
 
 async def test_nothing_of_the_workspace_gives_rights_or_is_a_device(place: Yard) -> None:
-    repository(place)
     if place.kind == "docker":
         await _gives_nothing(place)
         return

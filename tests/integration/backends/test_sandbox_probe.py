@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from shellback.exec.backends.protected import Covers
 from shellback.exec.backends.trial import tried
 from shellback.exec.core.errors import BackendUnavailable, SpawnFailed, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
-from shellback.exec.supervisor.process import landlock, procfs
+from shellback.exec.supervisor.process import landlock
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.sandbox import Bounds, Sandbox
 from shellback.settings import Settings
@@ -31,6 +29,7 @@ from shellback.wiring.choice import choose, made
 from tests.databases import unavailable
 from tests.execs import places
 from tests.sandboxes import needed
+from tests.supervisors import sleepers, until
 
 LET_ALL = b"\x06\x00\x00\x00\x00\x00\xff\x7f"
 """A filter program of one instruction: allow."""
@@ -47,12 +46,12 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def secret(workspace: Path) -> Iterator[Path]:
-    """A readable file of the host, beside the workspace."""
+def secret(workspace: Path) -> Path:
+    """A directory with a readable file of the host, beside the workspace."""
     folder = workspace.parent / "keys"
     folder.mkdir(mode=0o755)
     (folder / "key").write_text("secret\n")
-    return iter([folder])
+    return folder
 
 
 class Weak(BubblewrapBackend):
@@ -117,7 +116,7 @@ def test_what_is_in_the_way_is_named(workspace: Path) -> None:
 
 
 def test_a_whole_sandbox_passes_and_says_what_is_in_force(
-    workspace: Path, secret: Iterator[Path], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoys: list[str] = []
     mkdtemp = tempfile.mkdtemp
@@ -127,7 +126,7 @@ def test_a_whole_sandbox_passes_and_says_what_is_in_force(
         return decoys[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", noted)
-    backend = BubblewrapBackend(workspace, hidden=[next(secret)])
+    backend = BubblewrapBackend(workspace, hidden=[secret])
     found = probe.probe(backend)
     assert found.ok, found.why
     told = "; ".join(found.in_force)
@@ -175,59 +174,34 @@ def test_where_nothing_holds_all_commands_to_the_usual_memory_it_says_so(
 # -- what does not -----------------------------------------------------------------------------------
 
 
-def _everything_but_rlimits(sandbox: Sandbox) -> Sandbox:
-    return replace(sandbox, bounds=Bounds())
+CHANGES: dict[str, Callable[[Sandbox], Sandbox]] = {
+    "processes and not": lambda one: replace(one, bounds=Bounds()),
+    "make user namespaces": lambda one: replace(one, seccomp=LET_ALL, wrap=without(one.wrap, "--disable-userns")),
+    "can write outside the workspace: /": lambda one: replace(one, view=without(one.view, "--remount-ro", "/")),
+    "sees /tmp of the host": lambda one: replace(one, view=(*one.view, "--bind", "/tmp", "/tmp")),
+    "shares the ipc namespace": lambda one: replace(one, wrap=without(one.wrap, "--unshare-ipc")),
+    "it shares the net namespace of the host": lambda one: replace(
+        one, view=without(one.view, "--unshare-net"), private_net=False
+    ),
+}
+"""What is said of a sandbox that is changed so."""
 
 
-def _let_make_namespaces(sandbox: Sandbox) -> Sandbox:
-    return replace(sandbox, seccomp=LET_ALL, wrap=without(sandbox.wrap, "--disable-userns"))
-
-
-def _let_write_the_root(sandbox: Sandbox) -> Sandbox:
-    return replace(sandbox, view=without(sandbox.view, "--remount-ro", "/"))
-
-
-def _give_the_hosts_tmp(sandbox: Sandbox) -> Sandbox:
-    return replace(sandbox, view=(*sandbox.view, "--bind", "/tmp", "/tmp"))
-
-
-def _share_memory_with_the_host(sandbox: Sandbox) -> Sandbox:
-    return replace(sandbox, wrap=without(sandbox.wrap, "--unshare-ipc"))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (_everything_but_rlimits, "processes and not"),
-        (_let_make_namespaces, "make user namespaces"),
-        (_let_write_the_root, "can write outside the workspace: /"),
-        (_give_the_hosts_tmp, "sees /tmp of the host"),
-        (_share_memory_with_the_host, "shares the ipc namespace"),
-    ],
-)
-def test_what_is_not_in_force_is_named(workspace: Path, change: Callable[[Sandbox], Sandbox], said: str) -> None:
-    found = weak(workspace, change)
+@pytest.mark.parametrize("said", CHANGES)
+def test_what_is_not_in_force_is_named(workspace: Path, said: str) -> None:
+    found = weak(workspace, CHANGES[said])
     assert not found.ok
     assert "does not hold what it has to" in found.why
     assert said in found.why
 
 
-def test_a_network_that_should_be_off_is_seen(workspace: Path) -> None:
-    def change(sandbox: Sandbox) -> Sandbox:
-        return replace(sandbox, view=without(sandbox.view, "--unshare-net"), private_net=False)
-
-    assert "it shares the net namespace of the host" in weak(workspace, change).why
-
-
-def test_a_secret_that_can_be_read_is_named(workspace: Path, secret: Iterator[Path]) -> None:
-    folder = next(secret)
-
+def test_a_secret_that_can_be_read_is_named(workspace: Path, secret: Path) -> None:
     def change(sandbox: Sandbox) -> Sandbox:
         return replace(
-            sandbox, view=(*without(sandbox.view, "--remount-ro", "/"), "--ro-bind", str(folder), str(folder))
+            sandbox, view=(*without(sandbox.view, "--remount-ro", "/"), "--ro-bind", str(secret), str(secret))
         )
 
-    assert f"it can read {folder}" in weak(workspace, change, hidden=[folder]).why
+    assert f"it can read {secret}" in weak(workspace, change, hidden=[secret]).why
 
 
 def test_a_read_only_profile_that_can_write_is_named(workspace: Path) -> None:
@@ -308,15 +282,9 @@ def test_a_trial_tells_the_kernels_status_and_leaves_nothing(workspace: Path) ->
     assert late.timed_out
     much = run(backend, "head -c 200000 /dev/zero")
     assert (len(much.output), much.output_bytes) == (65536, 200000)
-    assert [proc for proc in procfs.snapshot() if _sleeps(proc.pid)] == []
+    # Other numbers than those of other tests: these may run at the same time.
+    assert sleepers("4711") + sleepers("4712") == []
     assert list(workspace.iterdir()) == [], "the stand-ins for what is missing are gone too"
-
-
-def _sleeps(pid: int) -> bool:
-    with suppress(OSError):
-        # Another number than those of other tests: these may run at the same time.
-        return Path(f"/proc/{pid}/cmdline").read_bytes() in {b"sleep\x004711\0", b"sleep\x004712\0"}
-    return False
 
 
 def test_a_trial_ends_with_whoever_asked_for_it(workspace: Path) -> None:
@@ -328,24 +296,11 @@ def test_a_trial_ends_with_whoever_asked_for_it(workspace: Path) -> None:
         "tried(asyncio.run(b.plan(s, 'test')), timeout_s=0)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[3])
-    _until((workspace / "up").exists)
+    asyncio.run(until((workspace / "up").exists))
     child.kill()
     child.wait()
-    _until(lambda: not any(b"sleep\x004713" in _cmdline(proc.pid) for proc in procfs.snapshot()))
-    _until(lambda: [path.name for path in workspace.iterdir()] == ["up"])
-
-
-def _cmdline(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def _until(look: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    asyncio.run(until(lambda: not sleepers("4713")))
+    asyncio.run(until(lambda: [path.name for path in workspace.iterdir()] == ["up"]))
 
 
 # -- the choice --------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from shellback.settings import Settings
 from shellback.wiring import choice
 from shellback.wiring.choice import choose
 from tests.execs import places
+from tests.filetrees import give
 from tests.sandboxes import needed
-from tests.supervisors import UID
 
 
 def bubblewrap(given: Settings) -> BubblewrapBackend:
@@ -53,9 +53,7 @@ def made(path: Path, text: str = "") -> Path:
     """A file of whoever runs commands."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    for one in (path, path.parent):
-        if UID is not None:
-            os.chown(one, UID, UID)
+    give(path.parent)
     return path
 
 
@@ -117,9 +115,7 @@ def test_what_is_hidden_cannot_be_replaced_by_moving_what_is_above_it(workspace:
     given = settings(workspace, SHELLBACK_HOME=str(state), SECRET_PATHS=str(workspace / ".claude" / "inner"))
     pinned = bubblewrap(given).protected.covers().writable
     assert pinned == (str(workspace / ".local"), str(workspace / ".local" / "state"))
-    for folder in (state.parent, state.parent.parent):
-        if UID is not None:
-            os.chown(folder, UID, UID)
+    give(workspace / ".local")
     said = run(
         bubblewrap(given),
         "mv .local away; mv .local/state .local/away; touch .local/new && rm .local/new;"

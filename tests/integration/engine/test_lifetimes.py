@@ -11,7 +11,7 @@ import pytest
 from shellback.exec.core.model import EndedBy
 from shellback.exec.engine.following import Follower
 from tests.execs import end_of, launch, origin
-from tests.pods import in_pod
+from tests.podmans import in_pod
 from tests.supervisors import SOON, Rig, answered, gone, until
 
 pytestmark = pytest.mark.anyio

@@ -27,7 +27,7 @@ from shellback.exec.supervisor.process import growth
 from tests.databases import unavailable
 from tests.execs import Told, end_of, granted, launch, origin, printed, run, running, spec
 from tests.integration.tools.test_toolset_agent import converse, refusal
-from tests.pods import in_pod
+from tests.podmans import in_pod
 from tests.supervisors import SOON, Rig, answered, end, stop
 
 pytestmark = pytest.mark.anyio

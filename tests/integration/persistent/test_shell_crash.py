@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from shellback.storage import schema
 from tests import sandboxes
 from tests.execs import places
+from tests.supervisors import run_to_end
 
 TOLD = [["", 0, "sub"], ["done 5 6\n", 3, "sub"], ["3 5 6 sub\n", 0, "sub"]]
 
@@ -20,20 +20,14 @@ TOLD = [["", 0, "sub"], ["done 5 6\n", 3, "sub"], ["3 5 6 sub\n", 0, "sub"]]
 def calls(home: Path, workspace: Path, kind: str) -> tuple[int, list[list[object]]]:
     """One worker, from its start to its end: how it ended, and what its calls returned."""
     url = f"sqlite:///{home}/db.sqlite"
-    command = [sys.executable, "-m", "tests.programs.shell_call", str(home), str(workspace), url, kind]
-    environ = {**os.environ, "PYTHONPATH": "."}
-    done = subprocess.run(command, check=False, timeout=100, capture_output=True, text=True, env=environ)
+    command = (sys.executable, "-m", "tests.programs.shell_call", home, workspace, url, kind)
+    done = run_to_end(*command, timeout=100, env={**os.environ, "PYTHONPATH": "."})
     assert done.returncode in {0, -9}, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(
-    ("point", "kind"),
-    [
-        ("shell.asked", "host"),
-        ("shell.given", "bubblewrap"),
-        ("shell.told", "host"),
-    ],
+    ("point", "kind"), [("shell.asked", "host"), ("shell.given", "bubblewrap"), ("shell.told", "host")]
 )
 def test_a_command_cut_off_anywhere_runs_once_and_is_told(tmp_path: Path, point: str, kind: str) -> None:
     if kind == "bubblewrap":

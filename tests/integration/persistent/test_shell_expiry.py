@@ -10,7 +10,7 @@ import pytest
 
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
 from shellback.exec.persistent import PersistentShells
-from tests.execs import launch, origin
+from tests.execs import end_of, launch, origin
 from tests.shells import Shell, a_shell
 
 pytestmark = pytest.mark.anyio
@@ -22,17 +22,14 @@ async def test_list_and_kill(shell: Shell) -> None:
     assert listed.session.id == shell.id
     assert await shell.shells.list("other") == []
     session, survivors = await shell.shells.kill(shell.id, origin())
-    assert session.end is not None
-    assert survivors == ()
+    assert (end_of(session).ended_by, survivors) == ("agent", ())
     assert await shell.shells.list("talk") == []
 
 
 async def test_an_idle_shell_expires_and_says_so(tmp_path: Path) -> None:
     async with a_shell(tmp_path, idle_s=1.0) as shell:
         begun = time.monotonic()
-        ended = await shell.engine.wait(shell.id, up_to=30)
-        assert ended.end is not None
-        assert ended.end.ended_by == "lifetime"
+        assert end_of(await shell.engine.wait(shell.id, up_to=30)).ended_by == "lifetime"
         assert time.monotonic() - begun > 0.5
         with pytest.raises(TaskCompleted, match="it expired, after"):
             await shell.exec("echo x")
@@ -50,9 +47,7 @@ async def test_a_shell_expires_that_was_idle_while_nobody_watched(shell: Shell) 
     # A worker that comes later: the first look is its own, no call's.
     later = PersistentShells(shell.engine, idle_s=0.2, clock=lambda: time.time() + 60)
     await later.expiry.start()
-    ended = await shell.engine.wait(shell.id, up_to=30)
-    assert ended.end is not None
-    assert ended.end.ended_by == "lifetime"
+    assert end_of(await shell.engine.wait(shell.id, up_to=30)).ended_by == "lifetime"
     await later.expiry.stop()
 
 

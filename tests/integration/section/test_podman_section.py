@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,7 +43,8 @@ from shellback.exec.section.sandbox import Make, SandboxSection
 from shellback.exec.shell import ShellSection, WorkspaceSection, shell_of
 from shellback.exec.shell.standalone import Made
 from tests import images, sandboxes
-from tests.pods import podman
+from tests.podmans import podman
+from tests.supervisors import run_to_end
 
 pytestmark = pytest.mark.anyio
 
@@ -416,8 +416,8 @@ asyncio.run(main())
 
 def test_a_section_that_nobody_closed_leaves_no_container(root: Path) -> None:
     images.needed()
-    program = [sys.executable, "-P", "-c", FORGETFUL, str(images.test_rootfs()), str(root / "cache")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=True)
+    program = (sys.executable, "-P", "-c", FORGETFUL, images.test_rootfs(), root / "cache")
+    done = run_to_end(*program, timeout=100, check=True)
     name, state = done.stdout.split()
     assert name not in podman("ps", "--all", "--format", "{{.Names}}")
     assert not Path(state).exists()

@@ -21,9 +21,8 @@ from shellback.exec.supervisor.sandbox import cgroups, hierarchies, rlimits
 from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from shellback.exec.wire.sandbox import Bounds
 from tests.databases import unavailable
-from tests.forks import fork
 from tests.sandboxes import Boxes
-from tests.supervisors import score
+from tests.supervisors import fork, score
 
 pytestmark = pytest.mark.anyio
 
@@ -327,16 +326,10 @@ async def test_a_command_in_a_sandbox_is_ended_before_its_supervisor_where_memor
         assert score(pid) == score(os.getpid())
 
 
+@pytest.mark.usefixtures("groups")
 async def test_a_command_that_takes_more_than_the_limit_is_ended_and_nobody_else(box: Boxes) -> None:
-    probed = Cgroups(f"test.{os.getpid():x}", lambda _note: None)
-    probed.probe()
-    if not probed.memory and os.geteuid() != 0:
-        pytest.skip("no group of cgroups is this user's")
-    if not probed.memory:
-        unavailable(f"no cgroup limits memory here: {probed.says}")
     more: dict[str, Any] = {"sandbox": await box.planned(bounds=Bounds(memory_bytes=LIMIT))}
-    await box.start("bystander", "/bin/sh", "-c", "echo ready; exec sleep 600", **more)
-    await box.until_log("bystander", b"ready")
+    await box.start("bystander", "/bin/sh", "-c", "echo ready; exec sleep 600", **more, shows=b"ready")
     before = await box.pids()
     async with asyncio.timeout(60):
         record = await box.run("hog", "python3", "-c", HOG, **more)

@@ -42,9 +42,6 @@ class Service:
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
-    def tell(self, number: int) -> None:
-        self.process.send_signal(number)
-
 
 @contextlib.asynccontextmanager
 async def service(rig: Rig, argv: Sequence[str] = PROGRAM) -> AsyncGenerator[Service]:
@@ -56,7 +53,7 @@ async def service(rig: Rig, argv: Sequence[str] = PROGRAM) -> AsyncGenerator[Ser
     finally:
         await rig.client.close()
         if made.process.poll() is None:
-            made.tell(signal.SIGTERM)
+            made.process.send_signal(signal.SIGTERM)
             await made.ended()
         assert made.process.stderr is not None
         made.process.stderr.close()
@@ -97,7 +94,7 @@ async def test_a_service_that_is_told_to_end_waits_until_its_last_ends_are_recor
     async with service(outside) as running:
         await outside.start("s1", "trap 'exit 7' TERM; echo on; while :; do sleep 0.1; done", background=True)
         await outside.until_log("s1", b"on")
-        running.tell(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
         await outside.exit("s1")
         # A worker records an end before it acknowledges it; on a busy machine that takes a while.
         await asyncio.sleep(0.4)
@@ -140,7 +137,7 @@ async def test_a_service_outlives_idleness_and_the_death_of_its_supervisor_and_e
         await outside.kill_supervisor()
         assert "supervisor ended with -9" in await running.line()
         assert sorted(await outside.live()) == ["s1", "s2"]
-        running.tell(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
         told = {name: await outside.exit(name) for name in ("s1", "s2")}
         assert await running.ended() == 0
         assert all([await gone(pid) for pid in pids])
@@ -157,7 +154,7 @@ async def test_a_service_outlives_idleness_and_the_death_of_its_supervisor_and_e
 async def test_a_service_told_to_retire_serves_on_until_no_command_runs(outside: Rig) -> None:
     async with service(outside) as running:
         await outside.start("long", "read -r line; exit 3", background=True, keep_stdin_open=True)
-        running.tell(signal.SIGHUP)
+        running.process.send_signal(signal.SIGHUP)
         # Told already, and still it starts what a worker asks for.
         assert (await outside.run("more", "exit 5"))["exit_code"] == 5
         assert running.process.poll() is None
@@ -168,10 +165,9 @@ async def test_a_service_told_to_retire_serves_on_until_no_command_runs(outside:
 
 async def test_a_service_that_a_client_has_asked_to_stop_still_ends_commands_when_it_is_told_to(outside: Rig) -> None:
     async with service(outside) as running:
-        await outside.start("s1", "echo on; exec sleep 600", background=True)
-        await outside.until_log("s1", b"on")
+        await outside.start("s1", "echo on; exec sleep 600", background=True, shows=b"on")
         await outside.client.stop()
-        running.tell(signal.SIGTERM)
+        running.process.send_signal(signal.SIGTERM)
         assert (await outside.exit("s1"))["ended_by"] == "shutdown"
         assert await running.ended() == 0
 
@@ -183,7 +179,7 @@ async def test_a_service_obeys_signals_that_its_starter_ignored(
     ignoring = ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *PROGRAM]
     async with service(outside, ignoring) as running:
         assert (await outside.run("s1", "kill -HUP $$; exit 5"))["signal"] == signal.SIGHUP
-        running.tell(number)
+        running.process.send_signal(number)
         await outside.client.close()
         assert await running.ended() == 0
     assert f"told to {order}" in (outside.home / layout.SUPERVISOR / layout.DIARY).read_text()

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.sandbox import Bounds
 from tests.escape.scene import PYTHON
 from tests.sandboxes import Boxes, adjust, adjusted, boxes, writable
-from tests.supervisors import answered, end, failure, gone, removed, state_of, stop, until
+from tests.supervisors import answered, end, failure, gone, removed, run_to_end, state_of, stop, until, words_of
 
 pytestmark = pytest.mark.anyio
 
@@ -35,14 +34,6 @@ $| = 1; print "up\\n";
 while (my $client = $server->accept) { print $client "served\\n"; close $client; }
 """
 CALL = "exec 3<>/dev/tcp/127.0.0.1/8099 && cat <&3"
-
-
-def words_of(pid: int) -> list[str]:
-    """The command line of a process, none of one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
-    except OSError:
-        return []
 
 
 async def asleep(pids: list[int]) -> list[int]:
@@ -97,8 +88,7 @@ async def test_what_ends_leaves_no_process_and_nothing_in_the_workspace(box: Box
 
 async def test_devices_are_there_and_terminals_that_a_command_makes_are_its_own(box: Boxes) -> None:
     script = "script -qec 'tty; touch /dev/shm/file /run/file; echo made; read line' /dev/null"
-    await box.start("a", script, keep_stdin_open=True)
-    await box.until_log("a", b"made")
+    await box.start("a", script, keep_stdin_open=True, shows=b"made")
     assert box.log("a").startswith(b"/dev/pts/0\r\n")
     script = "ls /dev/pts /dev/shm /run; echo z | cat /dev/stdin > /dev/stdout; head -c 1 /dev/zero > /dev/null"
     assert (await box.run("b", f"{script} && mkdir /dev/folder"))["exit_code"] == 1
@@ -165,8 +155,7 @@ while :; do sleep 600; done
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.2])
 async def test_a_kill_leaves_nobody_of_a_tree_that_hides(box: Boxes, grace_s: float) -> None:
-    await box.start("a", TREE)
-    await box.until_log("a", b"ready")
+    await box.start("a", TREE, shows=b"ready")
     first = box.first("a")
     await until(lambda: len(box.inside(first)) >= 10)
     pids = box.inside(first)
@@ -185,8 +174,7 @@ async def test_a_timeout_ends_the_whole_namespace(box: Boxes) -> None:
 
 
 async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(box: Boxes) -> None:
-    await box.start("a", "echo ready; sleep 600 & wait")
-    await box.until_log("a", b"ready")
+    await box.start("a", "echo ready; sleep 600 & wait", shows=b"ready")
     await end(box.first("a"))
     record = await box.exit("a")
     assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "itself")
@@ -278,8 +266,7 @@ async def test_a_terminal_has_its_size_job_control_and_outlives_the_supervisor(b
 
 async def test_instance_output_and_status_outlive_the_supervisor(box: Boxes) -> None:
     await serve(box)
-    await box.start("a", "echo one; read line; echo two; exit 137", keep_stdin_open=True)
-    await box.until_log("a", b"one")
+    await box.start("a", "echo one; read line; echo two; exit 137", keep_stdin_open=True, shows=b"one")
     place = os.stat(f"/proc/{box.first('server')}/ns/net")
     for _ in range(2):
         await box.kill_supervisor()
@@ -439,8 +426,7 @@ async def test_more_descriptors_than_a_command_may_have_stop_no_start(box: Boxes
 
 
 async def test_a_child_without_a_descriptor_is_not_a_second_supervisor() -> None:
-    command = [sys.executable, "-c", _NO_ROOM]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=True)
+    done = await asyncio.to_thread(run_to_end, sys.executable, "-c", _NO_ROOM, check=True)
     assert done.stdout.split() == [f"!{errno.EINVAL}"]
 
 
@@ -459,8 +445,7 @@ def test_names_of_files_say_nothing_to_the_supervisor() -> None:
 
 @adjusted("sandbox.instances", "adjusted.IDLE_S = 0.05")
 async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(box: Boxes) -> None:
-    await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
-    await box.until_log("long", b"ready")
+    await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600", shows=b"ready")
     box.arm("supervisor.held", f"error {errno.EMFILE}")
     answer = await box.start("failed", "true")
     assert answer["message"] == "Too many open files"
@@ -562,8 +547,7 @@ async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(box:
 
 async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
     script = 'setsid "$0" -c "$1" & read go; exit 3'
-    await box.start("a", "/bin/sh", "-c", script, PYTHON, HEADLESS, keep_stdin_open=True)
-    await box.until_log("a", b"ready")
+    await box.start("a", "/bin/sh", "-c", script, PYTHON, HEADLESS, keep_stdin_open=True, shows=b"ready")
     await box.client.write("a", b"go\n")
     assert len((await box.exit("a"))["survivors"]) == 1
     assert await box.client.kill("a", grace_s=0, ended_by="agent") == ()

@@ -18,35 +18,26 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import ExitRecord
+from tests.filetrees import git, give
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import SOON, UID, WHO, answered, end, failure, state_of, stop, until
+from tests.supervisors import SOON, answered, end, failure, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "API_KEY=of-the-person"
 
 
-def git(box: Boxes, *words: str) -> None:
-    env = {"PATH": os.defpath, "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", "-C", str(box.workspace), *words], check=True, env=env, **WHO)
-
-
 def prepared(box: Boxes) -> None:
     """A repository, and other files that are protected."""
-    git(box, "init", "--quiet")
-    files = {".envrc": "export A=1\n", ".env": f"{SECRET}\n"}
-    for name, text in files.items():
+    git("init", "--quiet", cwd=box.workspace)
+    give(box.workspace)
+    for name, text in ((".envrc", "export A=1\n"), (".env", f"{SECRET}\n")):
         written(box.workspace / name, text)
-
-
-def own(path: Path) -> None:
-    if UID is not None:
-        os.chown(path, UID, UID)
 
 
 def written(path: Path, text: str) -> None:
     path.write_text(text)
-    own(path)
+    give(path)
 
 
 def by_rename(path: Path) -> None:
@@ -85,8 +76,7 @@ async def gone_on(box: Boxes, name: str) -> ExitRecord:
 
 async def begun(box: Boxes, name: str, script: str, **more: Any) -> None:
     """Start it in the workspace, and return once it says that it waits for a line."""
-    await box.start(name, script, cwd=str(box.workspace), stdin=b"", keep_stdin_open=True, **more)
-    await box.until_log(name, b"ready")
+    await box.start(name, script, cwd=str(box.workspace), stdin=b"", keep_stdin_open=True, **more, shows=b"ready")
 
 
 async def ended(box: Boxes, name: str) -> dict[str, Any]:

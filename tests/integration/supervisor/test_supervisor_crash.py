@@ -138,8 +138,7 @@ async def test_a_deadline_goes_on_under_the_next_supervisor(sup: Rig) -> None:
 
 
 async def test_a_kill_that_was_begun_is_finished_and_named_after_its_author(sup: Rig) -> None:
-    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
-    await sup.until_log("a", b"ready")
+    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.1; done", shows=b"ready")
     killing = asyncio.create_task(sup.client.kill("a", grace_s=1.0, ended_by="person"))
     await until((sup.folder("a") / layout.RUNNING).exists)
     await sup.kill_supervisor()
@@ -162,8 +161,7 @@ async def test_input_is_never_written_twice_when_the_answer_is_lost(sup: Rig) ->
     ("field", "evidence"), [("boot_id", "machine_rebooted"), ("container_id", "container_restarted")]
 )
 async def test_a_session_of_another_boot_is_lost_and_nothing_is_signalled(sup: Rig, field: str, evidence: str) -> None:
-    answer = await sup.start("a", "exec env -i /bin/sh -c 'echo ready; exec sleep 60'")
-    await sup.until_log("a", b"ready")
+    answer = await sup.start("a", "exec env -i /bin/sh -c 'echo ready; exec sleep 60'", shows=b"ready")
     folder = sup.folder("a")
     row = json.loads((folder / "started").read_text().split("\n", 1)[1])
     (folder / "running.json").write_text(json.dumps({**row, field: "another"}))
@@ -176,8 +174,7 @@ async def test_a_session_of_another_boot_is_lost_and_nothing_is_signalled(sup: R
 
 
 async def test_a_command_started_after_a_restart_inherits_nothing_that_was_kept(sup: Rig) -> None:
-    await sup.start("a", "echo ready; read line", pty=(24, 80))
-    await sup.until_log("a", b"ready")
+    await sup.start("a", "echo ready; read line", pty=(24, 80), shows=b"ready")
     await sup.kill_supervisor()
     await sup.run("b", "for fd in /proc/$$/fd/*; do test ${fd##*/} -le 2 || readlink $fd; done", pty=(24, 80))
     assert not [line for line in sup.log("b").splitlines() if b"ptmx" in line or b"pipe" in line]

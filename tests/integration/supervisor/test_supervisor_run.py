@@ -19,10 +19,11 @@ import pytest
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
 from shellback.exec.link import launch
 from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import StartRequest, encode
+from shellback.exec.wire.protocol import StartRequest
+from shellback.exec.wire.protocol import encode as frame
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
-from tests.supervisors import BOOT, SOON, UID, Rig, assert_kept, rig, score, until
+from tests.supervisors import BOOT, SOON, UID, Rig, assert_kept, rig, score, sleepers, until
 
 pytestmark = pytest.mark.anyio
 
@@ -160,8 +161,7 @@ async def test_a_full_input_takes_what_fits_and_says_how_much(sup: Rig) -> None:
 async def test_a_terminal_controls_resizes_interrupts_and_ends(sup: Rig) -> None:
     traps = "trap 'stty size' WINCH; trap 'echo caught; exit 5' INT"
     script = f"{traps}; tty; stty size; echo ready; while :; do sleep 0.05; done"
-    await sup.start("a", script, pty=(24, 80))
-    await sup.until_log("a", b"ready")
+    await sup.start("a", script, pty=(24, 80), shows=b"ready")
     await sup.client.resize("a", 50, 100)
     await sup.until_log("a", b"50 100")
     await sup.client.write("a", b"\x03", key="1")
@@ -255,20 +255,6 @@ STUBBORN = (PROGRAMS / "stubborn.sh").read_text()
 HEADLESS = (PROGRAMS / "headless.py").read_text()
 
 
-def sleepers(seconds: str) -> list[int]:
-    """Pids of the processes that were told to sleep so long."""
-    found: list[int] = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"sleep") and seconds.encode() in words:
-            found.append(int(name))
-    return found
-
-
 def a_while() -> str:
     return f"600.{random.randrange(10**9):09}1"
 
@@ -358,9 +344,8 @@ async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(sup: Rig) -> None
 
 
 async def test_a_process_whose_first_thread_has_ended_is_killed(sup: Rig) -> None:
-    await sup.start("a", PYTHON, "-c", HEADLESS)
-    await sup.until_log("a", b"ready")
-    assert await sup.client.kill("a", grace_s=0, ended_by="agent") == ()
+    await sup.start("a", PYTHON, "-c", HEADLESS, shows=b"ready")
+    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")) == ()
     assert (await sup.exit("a"))["signal"] == 9
 
 
@@ -376,8 +361,7 @@ async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_k
 
 
 async def test_two_kills_of_one_session_both_hear_of_its_end(sup: Rig) -> None:
-    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-    await sup.until_log("a", b"ready")
+    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done", shows=b"ready")
     began = time.monotonic()
     answers = await asyncio.gather(
         sup.client.kill("a", grace_s=600, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
@@ -407,8 +391,7 @@ async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(sup: R
 
 
 async def test_the_loop_goes_on_while_a_tree_resists(sup: Rig) -> None:
-    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-    await sup.until_log("a", b"ready")
+    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done", shows=b"ready")
     killing = asyncio.create_task(sup.client.kill("a", grace_s=600, ended_by="agent"))
     for number in range(20):
         assert (await sup.run(f"b{number}", "exit 0"))["exit_code"] == 0
@@ -491,10 +474,6 @@ async def answers(sup: Rig, data: bytes) -> bytes:
             while part := await loop.sock_recv(connection, 65_536):
                 got += part
         return got
-
-
-def frame(value: Any) -> bytes:
-    return encode(value)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,6 @@ def database(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) ->
 @pytest.fixture(scope="module")
 def trace(database: Path) -> list[Call]:
     """All threads of a supervisor during a session's life."""
-    return traced(database)
-
-
-def traced(database: Path) -> list[Call]:
     path = database.with_name("trace")
     count = watch("session", "supervisor", ALL, database, path)
     assert count.clean, count

@@ -22,9 +22,9 @@ from shellback.exec.terminals.screen import Screens
 from shellback.exec.tools.toolset import exec_toolset
 from tests import images
 from tests.desks import Desk, here
-from tests.execs import launch, origin, printed, running_engine
+from tests.execs import end_of, launch, origin, running_engine
 from tests.integration.tools.test_toolset_agent import Deps, Script, converse, returns
-from tests.pods import in_pod
+from tests.podmans import in_pod
 from tests.supervisors import SOON, Rig, end, until
 from tests.terminals import Typist, typist
 
@@ -66,19 +66,14 @@ async def raw(engine: Any) -> Typist:
 async def test_keys_and_pastes_follow_what_the_program_has_switched_to(engine: Engine) -> None:
     program = await raw(engine)
     assert BRACKETED_PASTE in (await program.screens.of(program.session)).modes
-    await program.press("Up", "F1", "C-Up")
-    await program.until(line_of(b"\x1bOA\x1bOP\x1b[1;5A"))
+    await program.sees(line_of(b"\x1bOA\x1bOP\x1b[1;5A"), "Up", "F1", "C-Up")
     answer = await program.press(paste="two\nlines\n")
     assert answer.content == f"[wrote 22 bytes to session {program.session.id}]"
     await program.until(line_of(b"\x1b[200~two\rlines\r\x1b[201~"))
-    await program.press("q")
-    await program.until("^plain$")
-    await program.press("Up", "Home")
-    await program.until(line_of(b"\x1b[A\x1b[H"))
-    await program.press(paste="two\nlines\n")
-    await program.until(line_of(b"two\rlines\r"))
-    await program.press(hex="00 c3 28 ff", literal="Enter")
-    await program.until(line_of(b"Enter\x00\xc3(\xff"))
+    await program.sees("^plain$", "q")
+    await program.sees(line_of(b"\x1b[A\x1b[H"), "Up", "Home")
+    await program.sees(line_of(b"two\rlines\r"), paste="two\nlines\n")
+    await program.sees(line_of(b"Enter\x00\xc3(\xff"), hex="00 c3 28 ff", literal="Enter")
     await program.press("q")
     await program.ended()
 
@@ -139,8 +134,7 @@ async def test_bad_input_gets_an_answer(engine: Engine) -> None:
     ended = await launch(engine, "printf 'last words'", pty=True)
     await engine.wait(ended.id, up_to=60)
     pipe = await launch(engine, "exec cat", keep_stdin_open=True)
-    live = await launch(engine, "echo up; exec sleep 600", pty=True)
-    await printed(engine, live.id, "up")
+    live = await launch(engine, "echo up; exec sleep 600", pty=True, shows="up")
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("process_send_keys", {"session_id": pipe.id, "keys": ["a"]}, "has no terminal; use process_write"),
         ("process_send_keys", {"session_id": live.id, "keys": ["Entr"]}, "the nearest is Enter"),
@@ -202,10 +196,8 @@ async def test_a_terminal_in_a_container_is_typed_into_seen_and_resized() -> Non
     images.needed()
     async with in_pod() as (_, engine):
         program = await raw(engine)
-        await program.press("Up", literal="é")
-        await program.until(line_of("é\x1bOA".encode()))
-        await program.press(paste="two\nlines\n")
-        await program.until(line_of(b"\x1b[200~two\rlines\r\x1b[201~"))
+        await program.sees(line_of("é\x1bOA".encode()), "Up", literal="é")
+        await program.sees(line_of(b"\x1b[200~two\rlines\r\x1b[201~"), paste="two\nlines\n")
         await program.press("q")
         await program.press("q")
         await program.ended()
@@ -216,9 +208,7 @@ async def test_a_terminal_in_a_container_is_typed_into_seen_and_resized() -> Non
         shown = await program.until("^20 50$")
         assert (shown.rows, shown.cols) == (20, 50)
         await program.press("C-c")
-        ended = await program.ended()
-        assert ended.end is not None
-        assert ended.end.signal == 2
+        assert end_of(await program.ended()).signal == 2
 
 
 PYTHON = "/usr/bin/python3"  # as another user: ours may be in nobody else's reach
@@ -240,10 +230,10 @@ def ready():
 """
 
 
-async def asked(sup: Rig, lines: str, name: str = "a", size: tuple[int, int] = (24, 80)) -> None:
-    """Start a program that asks its terminal, and says ready after what `lines` do."""
+async def asked(sup: Rig, lines: str, name: str = "a", *, shows: bytes = b"done") -> None:
+    """Start a program that asks its terminal, and wait until it `shows` this: it is done after what `lines` do."""
     script = f"{ASKER}\n{lines}\nos.write(1, b'done')\nos.read(0, 1)"
-    await sup.start(name, PYTHON, "-c", script, pty=size, keep_stdin_open=True)
+    await sup.start(name, PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, shows=shows)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +251,11 @@ async def test_a_program_that_asks_its_terminal_has_its_answer_with_nobody_there
     sup: Rig, question: str, answer: bytes
 ) -> None:
     await asked(sup, f"ask({question!r}, {answer[-2:-1]!r}, 0.1)")
-    await sup.until_log("a", b"done")
     assert answer in sup.log("a")
 
 
 async def test_questions_are_answered_in_their_order_and_with_the_size_of_now(sup: Rig) -> None:
-    await asked(sup, r"ready(); ask('\\x1b[999;999H\\x1b[5n\\x1b[6n\\x1b[c', b'c', 0.1)")
-    await sup.until_log("a", b"ready")
+    await asked(sup, r"ready(); ask('\\x1b[999;999H\\x1b[5n\\x1b[6n\\x1b[c', b'c', 0.1)", shows=b"ready")
     await sup.client.resize("a", 30, 100)
     await sup.client.write("a", b"x", key="1")
     await sup.until_log("a", b"done")
@@ -283,17 +271,14 @@ tty.setraw(0, termios.TCSANOW)
 ask("", b"R", 0.1)
 """
     await asked(sup, lines)
-    await sup.until_log("a", b"done")
     assert b"<^[1;1R>" in sup.log("a")
 
 
 async def test_a_file_that_is_shown_types_nothing_into_what_reads_lines(sup: Rig) -> None:
     script = r"printf '\033[6n\033[c'; read line; echo got=$line; read line; echo then=$line"
-    await sup.start("a", script, pty=(24, 80), keep_stdin_open=True)
-    await sup.until_log("a", b"\x1b[c")
+    await sup.start("a", script, pty=(24, 80), keep_stdin_open=True, shows=b"\x1b[c")
     # One that asks after it has its answer only when the first has been given up.
     await asked(sup, "time.sleep(1.2); ask(r'\\x1b[5n', b'n', 0)", "b")
-    await sup.until_log("b", b"done")
     await sup.client.write("a", b"one\n", key="1")
     await sup.client.write("a", b"two\n", key="2")
     await sup.exit("a")
@@ -311,8 +296,7 @@ while len(got) < 20000 + 6:
     got += os.read(0, 4096)
 os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R") else b"mixed")
 """
-    await asked(sup, lines)
-    await sup.until_log("a", b"ready")
+    await asked(sup, lines, shows=b"ready")
     assert (await sup.client.write("a", b"x" * 20_001, key="1"))["accepted"] == 20_001
     await sup.until_log("a", b"done")
     assert b"whole" in sup.log("a")
@@ -320,8 +304,7 @@ os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R
 
 @pytest.mark.parametrize("point", ["supervisor.asked", "supervisor.answered", "supervisor.output"])
 async def test_a_kill_around_an_answer_answers_neither_twice_nor_never(sup: Rig, point: str) -> None:
-    await asked(sup, r"ready(); ask('ab\\x1b[6n', b'R', 1.0); ask('\\x1b[c', b'c', 0.5)")
-    await sup.until_log("a", b"ready")
+    await asked(sup, r"ready(); ask('ab\\x1b[6n', b'R', 1.0); ask('\\x1b[c', b'c', 0.5)", shows=b"ready")
     before, _ = await sup.pids()
     sup.arm(point)
     await sup.client.write("a", b"x", key="1")
@@ -332,7 +315,7 @@ async def test_a_kill_around_an_answer_answers_neither_twice_nor_never(sup: Rig,
 
 
 async def test_what_was_asked_while_the_supervisor_was_away_is_answered_by_the_next(sup: Rig) -> None:
-    await asked(sup, r"os.write(1, b'ready'); ask('\\x1b[5n', b'n', 0.2)")
+    await asked(sup, r"os.write(1, b'ready'); ask('\\x1b[5n', b'n', 0.2)", shows=b"")
     for _ in range(2):
         pid, _ = await sup.pids()
         os.kill(pid, signal.SIGSTOP)
@@ -342,8 +325,7 @@ async def test_what_was_asked_while_the_supervisor_was_away_is_answered_by_the_n
 
 
 async def test_without_a_keeper_the_supervisor_answers_itself(sup: Rig) -> None:
-    await asked(sup, r"ready(); ask('\\x1b[5n', b'n', 0.2)")
-    await sup.until_log("a", b"ready")
+    await asked(sup, r"ready(); ask('\\x1b[5n', b'n', 0.2)", shows=b"ready")
     _, keeper = await sup.pids()
     await end(keeper)
     await sup.client.write("a", b"x", key="1")
@@ -353,8 +335,7 @@ async def test_without_a_keeper_the_supervisor_answers_itself(sup: Rig) -> None:
 
 async def test_who_asks_without_end_keeps_nobody_waiting(sup: Rig) -> None:
     script = ASKER + r"os.write(1, b'ready')" + "\nwhile True: os.write(1, b'\\x1b[A\\x1b[6n' * 500)"
-    await sup.start("a", PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, log_cap=1 << 20)
-    await sup.until_log("a", b"ready")
+    await sup.start("a", PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, log_cap=1 << 20, shows=b"ready")
     record = await sup.run("b", "echo there")
     assert record["exit_code"] == 0
     assert await sup.client.kill("a", grace_s=0, ended_by="agent") == ()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.terminals.keys import ALTERNATE_SCREEN, APPLICATION_CURSOR
-from tests.execs import origin
+from tests.execs import end_of, origin
+from tests.filetrees import give
 from tests.terminals import needed, typist
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -41,30 +39,21 @@ print("chose", curses.wrapper(main))
 async def test_python_is_talked_to_and_edits_lines(engine: Engine) -> None:
     python = await typist(engine, "exec python3 -q")
     await python.until("^>>>$")
-    await python.press("Enter", literal="print('é' * 3, 6 * 7)")
-    await python.until("^ééé 42$")
-    await python.press("Up", "Left", "BSpace", "8", "Enter")
-    await python.until("^ééé 48$")
+    await python.sees("^ééé 42$", "Enter", literal="print('é' * 3, 6 * 7)")
+    await python.sees("^ééé 48$", "Up", "Left", "BSpace", "8", "Enter")
     await python.press("C-d")
-    ended = await python.ended()
-    assert ended.end is not None
-    assert ended.end.exit_code == 0
+    assert end_of(await python.ended()).exit_code == 0
 
 
 async def test_node_is_talked_to_and_interrupted(engine: Engine) -> None:
     needed("node")
     node = await typist(engine, "exec node")
     await node.until("^>$")
-    await node.press("Enter", literal="[1, 2, 3].map(x => x * 2).join('-')")
-    await node.until("^'2-4-6'$")
-    await node.press("Enter", literal="console.log('in' + ' vain'); for (;;) {}")
-    await node.until("^in vain$")
-    await node.press("C-c")
-    await node.until("interrupted")
+    await node.sees("^'2-4-6'$", "Enter", literal="[1, 2, 3].map(x => x * 2).join('-')")
+    await node.sees("^in vain$", "Enter", literal="console.log('in' + ' vain'); for (;;) {}")
+    await node.sees("interrupted", "C-c")
     await node.press("Enter", literal=".exit")
-    ended = await node.ended()
-    assert ended.end is not None
-    assert ended.end.exit_code == 0
+    assert end_of(await node.ended()).exit_code == 0
 
 
 async def test_less_scrolls_searches_and_gives_the_screen_back(engine: Engine) -> None:
@@ -92,19 +81,16 @@ async def test_less_scrolls_searches_and_gives_the_screen_back(engine: Engine) -
 async def test_vim_edits_a_file(engine: Engine) -> None:
     needed("vim")
     (engine.workspace / "poem").write_text("roses are blue\nthe end\n")
-    if os.geteuid() == 0:
-        os.chown(engine.workspace / "poem", EXEC_UID, EXEC_UID)
+    give(engine.workspace / "poem")
     vim = await typist(engine, "exec vim -u NONE -N -n poem")
     shown = await vim.until("^roses are blue$")
     assert ALTERNATE_SCREEN in shown.modes
     assert shown.lines[2] == "~"
     await vim.press("End", "b", "c", "w")
-    await vim.press("Escape", literal="red")
-    shown = await vim.until("^roses are red$")
+    shown = await vim.sees("^roses are red$", "Escape", literal="red")
     assert shown.cursor[0] == 1
     await vim.press("Down", "o", "S-a", "F")
-    await vim.press("Escape")
-    await vim.until("^AF$")
+    await vim.sees("^AF$", "Escape")
     await vim.press("Enter", literal=":wq")
     await vim.ended()
     assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
@@ -119,8 +105,7 @@ async def test_git_asks_for_each_hunk(engine: Engine) -> None:
     )
     git = await typist(engine, f"{made} && git diff --cached --stat")
     await git.until(r"Stage this hunk \[.*\]\?$")
-    await git.press("?", "Enter")
-    await git.until("y - stage this hunk")
+    await git.sees("y - stage this hunk", "?", "Enter")
     await git.press("y", "Enter")
     ended = await git.ended()
     assert "1 file changed" in (await engine.output(ended).ends()).text
@@ -138,8 +123,7 @@ async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(engine: Engine) 
     await keygen.until("same passphrase again:$")
     await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
     ended = await keygen.ended()
-    assert ended.end is not None
-    assert ended.end.exit_code == 0
+    assert end_of(ended).exit_code == 0
     assert "hunter2" not in (await engine.output(ended).ends()).text
     assert (engine.workspace / "key.pub").exists()
 
@@ -149,10 +133,8 @@ async def test_a_full_screen_menu_is_steered_with_arrows(engine: Engine) -> None
     menu = await typist(engine, "exec python3 menu.py")
     shown = await menu.until("^  > apples$[\\s\\S]*^  ┌─────$")
     assert {APPLICATION_CURSOR, ALTERNATE_SCREEN} <= shown.modes
-    await menu.press("Down", "Down")
-    await menu.until("^  > plums$")
-    await menu.press("Up")
-    await menu.until("^  > pears$")
+    await menu.sees("^  > plums$", "Down", "Down")
+    await menu.sees("^  > pears$", "Up")
     await menu.call("process_resize", rows=10, cols=30)
     await menu.until("^choose from 10x30$")
     await menu.press("Enter")

@@ -9,7 +9,7 @@ import pytest
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import desk_of
 from tests.integration.tools.test_toolset_agent import converse
-from tests.pods import in_pod
+from tests.podmans import in_pod
 
 pytestmark = pytest.mark.anyio
 
