@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -39,8 +40,8 @@ class Started:
 
     def start(self, command: str, *, conversation: str = "c1", pty: bool = True, stdin: bool = False) -> Session:
         """Start a command in the background; without a terminal its streams are apart."""
-        more = {"origin": origin(conversation), "separate_stderr": not pty, "pty": pty, "keep_stdin_open": stdin}
-        return self._portal.call(lambda: launch(self.engine, command, **more))
+        more: dict[str, Any] = {"separate_stderr": not pty, "pty": pty, "keep_stdin_open": stdin}
+        return self._portal.call(lambda: launch(self.engine, command, origin=origin(conversation), **more))
 
     def log(self, session: Session) -> str:
         return self._portal.call(self._log, session).decode("utf-8", "replace")

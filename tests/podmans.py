@@ -97,9 +97,10 @@ class Yard:
         plan = await backend.plan(spec, scope)
         assert plan.home is not None
         name, place = f"t{os.getpid()}n{next(_NUMBERS)}", os.stat(spec.cwd)
-        given = {"env": plan.env, "cwd": plan.cwd, "uid": plan.uid, "gid": plan.gid, "umask": plan.umask}
+        user: dict[str, Any] = {"uid": plan.uid, "gid": plan.gid, "umask": plan.umask}
+        inode = (place.st_dev, place.st_ino)
         async with inside(plan.home) as rig:
-            answer = await rig.start(name, *plan.argv, place=(place.st_dev, place.st_ino), **given)
+            answer = await rig.start(name, *plan.argv, env=plan.env, cwd=plan.cwd, place=inode, **user)
             assert answer["outcome"] == "started", answer
             record = await rig.exit(name)
             await rig.client.ack(name)

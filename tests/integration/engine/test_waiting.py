@@ -65,7 +65,7 @@ by.select()'""",
 
 
 async def launched(engine: Engine, command: str, *, pty: bool = True) -> Session:
-    return await launch(engine, command, **({"pty": True} if pty else {"keep_stdin_open": True}))
+    return await launch(engine, command, pty=pty, keep_stdin_open=not pty)
 
 
 async def found(engine: Engine, session: Session) -> Waiting | None:

@@ -19,8 +19,7 @@ import pytest
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
 from shellback.exec.link import launch
 from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import StartRequest
-from shellback.exec.wire.protocol import encode as frame
+from shellback.exec.wire.protocol import StartRequest, encode
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
 from tests.supervisors import BOOT, SOON, UID, Rig, assert_kept, rig, score, sleepers, until
@@ -198,7 +197,9 @@ async def test_descriptors_do_not_leak(sup: Rig) -> None:
 
     async def count(first: int) -> list[int]:
         for number in range(first, first + 100):
-            more = {"pty": (24, 80)} if number % 2 else {"keep_stdin_open": True, "separate_stderr": True}
+            more: dict[str, Any] = {"keep_stdin_open": True, "separate_stderr": True}
+            if number % 2:
+                more = {"pty": (24, 80)}
             await sup.start(f"s{number}", "exit 0", **more)
         for number in range(first, first + 100):
             await sup.exit(f"s{number}")
@@ -457,6 +458,10 @@ async def test_a_loud_command_does_not_starve_a_quiet_one(sup: Rig) -> None:
     async with asyncio.timeout(SOON):
         for number in range(10):
             assert (await sup.run(f"quiet{number}", "echo here"))["exit_code"] == 0
+
+
+def frame(value: Any) -> bytes:
+    return encode(value)
 
 
 async def answers(sup: Rig, data: bytes) -> bytes:
