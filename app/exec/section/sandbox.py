@@ -23,8 +23,7 @@ from pydantic_ai.workspaces import WorkspaceBackend
 
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.mounts.copying import Owner
-from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
+from shellback.exec.backends.mounts.hydration import Owner, forget, hydrated, overlay
 from shellback.exec.backends.mounts.tree import preview
 from shellback.exec.backends.podman import PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
