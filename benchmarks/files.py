@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,6 @@ from benchmarks.rig import ground
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.files.files import Files
-from shellback.exec.files.protection import Protection
 from shellback.exec.files.text import replaced
 
 TWICE: Final = 2.0
@@ -151,7 +151,7 @@ def much(options: Options) -> Mapping[str, Reading]:
 async def large(workspace: Path, backend: str, samples: int) -> Mapping[str, Reading]:
     """A file as it is handled for one backend: its path in there, and what it holds read-only."""
     inner = "/workspace" if backend == "podman" else str(workspace)
-    held = Protection(Protected(workspace), workspace, inner=inner) if backend == "bubblewrap" else None
+    held = partial(Protected(workspace).forbids, inner) if backend == "bubblewrap" else None
     files = Files(workspace, inner=inner, forbidden=held)
     name, plain = f"{inner}/{backend}", workspace / "plain"
     try:

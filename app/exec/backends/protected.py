@@ -39,6 +39,7 @@ CLOSED: Final = 50
 DIRECTORIES: Final = 50_000
 """Each costs every command an lstat."""
 _CONFIG_BYTES: Final = 65_536
+_WHY: Final = {rule.name: rule.why for rule in PROTECTED}
 _HOOKS_PATH: Final = re.compile(r"^\s*(?:\[core\]\s*)?hookspath\s*=\s*\"?([^\"\n;#]+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -156,6 +157,25 @@ class Protected:
             secrets = (path for path in self._dotenvs(found) if path not in draft.placeholders)
             covers = draft.covers(unknown, *self._masked(secrets, unknown))
             return replace(covers, places=tuple(dict(self._found(found))))
+
+    def forbids(self, inner: str, path: Path) -> str | None:
+        """The reason why a path, as commands see it, may not be written, made or removed; None if it may.
+
+        Commands see the workspace at `inner`. Blocks and raises as `covers`.
+        """
+        where = os.path.normpath(f"{self._root}/{path.relative_to(inner)}")
+        covers = self.covers()
+        tops = (*covers.readonly, *covers.stubs, *(path for path, _ in covers.placeholders))
+        if (covered := next((one for one in tops if f"{where}/".startswith(f"{one}/")), None)) is not None:
+            shown = f"{inner}{covered[len(self._root) :]}"
+            if covered in covers.closed:
+                return f"{shown} is closed as a whole: it cannot be told what in it is protected"
+            why = _WHY.get(os.path.basename(covered), "programs outside trust what stands there")
+            return f"{shown} is protected: {why}"
+        if where in covers.writable:
+            held = next(one for one in tops if one.startswith(f"{where}/"))
+            return f"{inner}{held[len(self._root) :]} in it is protected, so it stays where it is"
+        return None
 
     @property
     def _directories(self) -> str:

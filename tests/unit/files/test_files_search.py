@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,6 @@ from shellback.exec.backends.protected import Protected
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox
 from shellback.exec.files import scan
 from shellback.exec.files.files import Files
-from shellback.exec.files.protection import Protection
 from shellback.exec.files.text import replaced
 from tests.filetrees import give, ground, handled
 
@@ -179,7 +179,7 @@ async def test_what_sandboxes_hold_read_only_is_not_written(files: Files) -> Non
         (workspace / directory).mkdir(parents=True)
     (workspace / ".git/HEAD").write_text("x")
     give(workspace)
-    protection = Protection(Protected(workspace), workspace, inner="/workspace")
+    protection = partial(Protected(workspace).forbids, "/workspace")
     async with handled(workspace, inner="/workspace", forbidden=protection) as held:
         for path in (".git/hooks/pre-commit", ".git/config", ".vscode/tasks.json", "sub/.git/config", ".envrc"):
             with pytest.raises(CommandDenied, match="is protected") as raised:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -17,7 +18,6 @@ from shellback.exec.core.pydantic_private import get_current_run_context
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.entries import Entry
 from shellback.exec.files.files import Files
-from shellback.exec.files.protection import Protection
 from shellback.exec.policy.policy import Approval, Grant, Policy, Verdict
 from shellback.exec.shell.permit import APPROVED, permit
 
@@ -174,7 +174,7 @@ def files_of(backend: Backend) -> Files:
         inner=backend.inner,
         uid=backend.uid,
         umask=0o002 if shared else 0o022,
-        forbidden=None if protected is None else Protection(protected, backend.workspace, inner=backend.inner),
+        forbidden=None if protected is None else partial(protected.forbids, backend.inner),
     )
 
 
