@@ -140,21 +140,12 @@ class Containers:
                 continue
             if what == "stopped":
                 stopped.append(home)
-                await self._tell_stopped(home)
+            if what == "stopped" and self.log is not None:
+                await self.log.stopped(home.name, self._last_used(home))
             elif what == "removed" and self.log is not None:
                 await self.log.removed(home.name, time.time())
         await asyncio.to_thread(self.stands.tidy, self.engine.state)
         return stopped
-
-    async def stop(self, home: Path) -> None:
-        """End the commands of a container, and its processes; it can be started again.
-
-        Raises:
-            BackendUnavailable: The engine does not do it.
-        """
-        await asyncio.to_thread(self._stop, home)
-        await asyncio.to_thread(self.stands.tidy, self.engine.state)
-        await self._tell_stopped(home)
 
     async def remove(self, name: str, *, grace_s: float = STOP_S) -> bool:
         """End the commands of a container, and take it away; False where there was none of this name.
@@ -169,10 +160,6 @@ class Containers:
         if self.log is not None:
             await self.log.removed(name, time.time())
         return there
-
-    async def _tell_stopped(self, home: Path) -> None:
-        if self.log is not None:
-            await self.log.stopped(home.name, self._last_used(home))
 
     async def close(self) -> None:
         """Wait for containers that are coming up; all containers keep running."""
@@ -340,10 +327,6 @@ class Containers:
             shutil.rmtree(home, ignore_errors=True)
             self._say.info("container %s removed: nothing is left of what ran in it", home.name)
             return "removed"
-
-    def _stop(self, home: Path) -> None:
-        with self._locked(home):
-            self.engine.stop(home.name, grace_s=STOP_S)
 
     def remove_now(self, home: Path, grace_s: float) -> bool:
         """Remove a container, and its home if that has no session; returns whether the container existed. Blocks."""

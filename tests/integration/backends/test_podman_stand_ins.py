@@ -113,7 +113,8 @@ async def test_a_container_that_is_stopped_has_them_again_when_it_starts(place: 
     backend = place.backend()
     await place.run("true", backend=backend)
     (home,) = backend.containers.homes()
-    await backend.containers.stop(home)
+    backend.containers.idle_s = 0.0
+    assert await backend.containers.sweep() == [home]
     assert there(place) == before
     assert (await place.run(ATTACK, backend=backend)).output == ""
     assert backend.containers.homes() == [home]
