@@ -119,23 +119,6 @@ class Policy(Protocol):
         ...
 
 
-class TablePolicy:
-    """Allows tools that only read; every other call needs an approval."""
-
-    asking: str = "A person approves each command before it runs."
-
-    async def judge(self, asked: Asked) -> Verdict:
-        if asked.act.asks:
-            return Verdict(decision="ask", reason=f"{asked.tool} changes something")
-        return Verdict(decision="allow", reason=f"{asked.tool} only reads")
-
-    async def withheld(self, conversation_id: str) -> Withheld:  # noqa: ARG002
-        return lambda _: None
-
-    async def refused(self, asked: Asked, why: ExecError) -> None:
-        """Record nothing."""
-
-
 _MAKER: Final = object()
 
 

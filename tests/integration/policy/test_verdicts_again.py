@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,11 +13,12 @@ from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import CommandSpec, Evidence, Session, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
-from shellback.exec.policy.policy import Asked, Verdict, Withheld
+from shellback.exec.policy.policy import Verdict
 from shellback.exec.shell.permit import permit
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Deps, context_of
 from tests.execs import end_of, spec
+from tests.policies import Says
 from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
@@ -32,24 +33,6 @@ COMMAND = "pwd"
 
 class Crash(BaseException):
     """The worker dies."""
-
-
-@dataclass
-class Says:
-    """A policy that says what it is told to, and keeps what it is told of refusals."""
-
-    verdict: Verdict
-    told: list[str] = field(default_factory=list[str])
-    asking: str = ""
-
-    async def judge(self, asked: Asked) -> Verdict:
-        return self.verdict
-
-    async def withheld(self, conversation_id: str) -> Withheld:
-        return lambda _: None
-
-    async def refused(self, asked: Asked, why: ExecError) -> None:
-        self.told.append(str(why))
 
 
 @dataclass

@@ -35,7 +35,7 @@ from shellback.exec.core.model import Session
 from shellback.exec.core.ports import Unwatched
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
-from shellback.exec.policy.policy import Asked, Policy, TablePolicy, Verdict
+from shellback.exec.policy.policy import Policy, Verdict
 from shellback.exec.section import sandbox
 from shellback.exec.section.changes import DeleteEntry, EvalResult, WriteFile
 from shellback.exec.section.config import SandboxConfig
@@ -44,6 +44,7 @@ from shellback.exec.shell import ShellSection, WorkspaceSection, shell_of
 from shellback.exec.shell.standalone import Made
 from tests import images, sandboxes
 from tests.podmans import podman
+from tests.policies import Says
 from tests.supervisors import run_to_end
 
 pytestmark = pytest.mark.anyio
@@ -51,15 +52,8 @@ pytestmark = pytest.mark.anyio
 NINE = {"shell_execute", "ls", "read_file", "write_file", "edit_file", "glob", "grep", "rm", "evaluate_python"}
 
 
-class Trusting(TablePolicy):
-    """Lets everything run."""
-
-    async def judge(self, asked: Asked) -> Verdict:
-        return Verdict(decision="allow", reason="a test", by="operator")
-
-
 def trusting(_engine: Engine) -> Policy:
-    return Trusting()
+    return Says(Verdict(decision="allow", reason="a test", by="operator"))
 
 
 class Watched(Unwatched):

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DatabaseError
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, LimitReached
 from shellback.exec.core.model import Act, CallKey, CallKind, SessionId
 from shellback.exec.policy.classify.model import Tier
-from shellback.exec.policy.policy import Asked, TablePolicy
+from shellback.exec.policy.policy import Asked, Verdict
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.shell.permit import HELD
 from shellback.storage import rules as store
@@ -34,6 +34,7 @@ from shellback.work.approvals.verdicts import Audited
 from shellback.work.errors import ApprovalRefused, ApprovalSettled
 from shellback.work.queue import stream
 from tests.items import NotedEnqueuer
+from tests.policies import Says
 from tests.sessions import EXITED, a_session
 
 pytestmark = pytest.mark.anyio
@@ -321,7 +322,7 @@ async def test_each_refusal_is_in_the_audit_once_whatever_is_executed_again(offi
         with pytest.raises(CommandDenied, match="was used already"):
             await store.claim(a_session(1, **facts))
     assert len(office.told("refused")) == 1
-    policy = Audited(TablePolicy(), office.db)
+    policy = Audited(Says(Verdict(decision="deny", reason="no")), office.db)
     for key in ("k1", "k1", "k2", "", ""):
         asked = Asked(tool="execute", call_key=key, conversation_id="c1", args={"command": "rm -r x"})
         await policy.refused(asked, CommandDenied("no"))

@@ -16,7 +16,7 @@ from pydantic_ai.models.function import FunctionModel
 from shellback.exec.core.model import SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
+from shellback.exec.policy.policy import Verdict
 from shellback.exec.terminals.keys import BRACKETED_PASTE
 from shellback.exec.terminals.screen import Screens
 from shellback.exec.tools.toolset import exec_toolset
@@ -25,6 +25,7 @@ from tests.desks import Desk, here
 from tests.execs import end_of, launch, origin, running_engine
 from tests.integration.tools.test_toolset_agent import Deps, Script, converse, returns
 from tests.podmans import in_pod
+from tests.policies import Says
 from tests.supervisors import SOON, Rig, end, until
 from tests.terminals import Typist, typist
 
@@ -102,13 +103,6 @@ async def test_a_screen_is_not_shown_half_drawn(tmp_path: Path, monkeypatch: pyt
         assert str(answer.content).startswith("half and whole\n[screen of ")
 
 
-class Allowed(TablePolicy):
-    """Everything goes on, as with an approval that stands for a session."""
-
-    async def judge(self, asked: Asked) -> Verdict:
-        return Verdict(decision="allow", reason="it may")
-
-
 async def test_a_repeat_of_a_call_is_told_what_it_did_after_the_session_has_ended_too(engine: Engine) -> None:
     program = await typist(engine, "echo ready; read -r line")
     await program.until("^ready$")
@@ -117,7 +111,7 @@ async def test_a_repeat_of_a_call_is_told_what_it_did_after_the_session_has_ende
         ("process_resize", {"session_id": session_id, "rows": 20, "cols": 50}),
         ("process_send_keys", {"session_id": session_id, "literal": "done", "keys": ["Enter"]}),
     ]
-    tools = exec_toolset(engine, policy=Allowed())
+    tools = exec_toolset(engine, policy=Says(Verdict(decision="allow", reason="it may")))
     first: list[Any] = []
     for call in calls:
         agent = Agent(FunctionModel(Script(call)), toolsets=[tools], deps_type=object)

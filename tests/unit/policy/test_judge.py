@@ -18,7 +18,7 @@ from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy import judge as judging
 from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
 from shellback.exec.policy.judge import Judge, Keys, by_rules, judged
-from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
+from shellback.exec.policy.policy import Asked, Verdict
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.policy.typed_lines import lines_of
@@ -383,10 +383,10 @@ async def test_the_home_of_a_login_shell_is_the_workspace(tmp_path: Path) -> Non
         assert (await told.judge(Asked(tool="run_shell", conversation_id="c1", spec=spec))).decision == decision
 
 
-async def test_the_table_alone_asks_about_actions_as_about_the_tools_they_amount_to() -> None:
+async def test_actions_are_asked_about_as_the_tools_they_amount_to(place: Place) -> None:
     for action, decision in (("read", "allow"), ("list", "allow"), ("exec", "ask"), ("start", "ask")):
         act = tool_named("shell_session").act({"action": action})
-        said = await TablePolicy().judge(Asked(tool="shell_session", act=act))
+        said = await judge(place).judge(Asked(tool="shell_session", act=act))
         assert said.decision == decision
 
 
