@@ -16,7 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,6 +128,21 @@ def wait_until_locked_out(database: Database, thread: threading.Thread) -> None:
     )
     while thread.is_alive() and not database.read_now(lambda conn: conn.execute(query).scalar_one()):
         time.sleep(0.01)
+
+
+def at_once(*actions: Callable[[], Any]) -> list[Any]:
+    """Run the actions at the same moment, each in a thread; what each returned or raised."""
+    barrier = threading.Barrier(len(actions))
+
+    def run(action: Callable[[], Any]) -> Any:
+        barrier.wait()
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - the test judges it
+            return error
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return list(pool.map(run, actions))
 
 
 def unavailable(reason: str) -> NoReturn:

@@ -34,7 +34,7 @@ from pydantic_ai.usage import RequestUsage, RunUsage
 from shellback.storage.db import Database
 from shellback.storage.history import SqlConversationStore, delete_record_in, write_record_in
 from shellback.storage.tables import history_entries
-from tests.databases import wait_until_locked_out
+from tests.databases import at_once, wait_until_locked_out
 
 WHEN = datetime(2026, 3, 1, 12, 30, 15, 123457, tzinfo=UTC)
 
@@ -60,6 +60,24 @@ def said(*texts: str) -> list[ModelMessage]:
 
 def texts(messages: list[ModelMessage]) -> list[str]:
     return [str(getattr(message.parts[0], "content", "")) for message in messages]
+
+
+async def load(store: ConversationStore, conversation_id: str = "c1", limit: int | None = None) -> Conversation:
+    found = await store.load(conversation_id, limit=limit)
+    assert found is not None
+    return found
+
+
+async def entries_of(store: ConversationStore, conversation_id: str = "c1") -> list[ConversationEntry]:
+    found = await store.load_entries(conversation_id)
+    assert found is not None
+    return found
+
+
+async def record_of(store: ConversationStore) -> ConversationRecord:
+    found = await store.read_record("c1")
+    assert found is not None
+    return found
 
 
 async def stored(store: ConversationStore, *words: str, conversation_id: str = "c1") -> Conversation:
@@ -104,8 +122,7 @@ async def test_every_kind_of_message_reads_back_equal(store: ConversationStore) 
         ),
     ]
     await store.save(Conversation(messages=messages, conversation_id="c1"))
-    loaded = await store.load("c1")
-    assert loaded is not None
+    loaded = await load(store)
     assert loaded.messages == messages
     content = loaded.messages[0].parts[0].content  # type: ignore[union-attr]
     assert content[1].data == b"\x00\xff\xfe\x80binary"  # type: ignore[index,union-attr]
@@ -137,12 +154,10 @@ async def test_a_save_stores_only_what_is_new_and_the_whole_history_loads_in_ord
     conversation = Conversation(messages=said("a", "b"), conversation_id="c1")
     assert len(await store.save(conversation)) == 2
     assert await store.save(conversation) == []
-    loaded = await store.load("c1")
-    assert loaded is not None
+    loaded = await load(store)
     loaded.messages.extend(said("c", "d"))
     added = await store.save(loaded)
-    history = await store.load_entries("c1")
-    assert history is not None
+    history = await entries_of(store)
     assert texts([entry.message for entry in history]) == ["a", "b", "c", "d"]
     assert history[2:] == added
     assert [entry.parent_id for entry in history] == [None, *(entry.id for entry in history[:-1])]
@@ -152,28 +167,22 @@ async def test_a_save_stores_only_what_is_new_and_the_whole_history_loads_in_ord
 @pytest.mark.parametrize("limit", [0, 1, 3, 4, 9])
 async def test_a_limit_loads_the_last_messages_and_saving_appends_to_all(store: ConversationStore, limit: int) -> None:
     await stored(store, "a", "b", "c", "d")
-    window = await store.load("c1", limit=limit)
-    assert window is not None
+    window = await load(store, limit=limit)
     assert texts(window.messages) == ["a", "b", "c", "d"][max(0, 4 - limit) :]
     window.messages.extend(said("e"))
     await store.save(window)
-    whole = await store.load("c1")
-    assert whole is not None
-    assert texts(whole.messages) == ["a", "b", "c", "d", "e"]
+    assert texts((await load(store)).messages) == ["a", "b", "c", "d", "e"]
     with pytest.raises(UserError):
         await store.load("c1", limit=-1)
 
 
 async def test_a_branch_keeps_the_history_it_leaves_and_goes_back_to_it(store: ConversationStore) -> None:
     conversation = await stored(store, "a", "b", "c", "d")
-    history = await store.load_entries("c1")
-    assert history is not None
+    history = await entries_of(store)
     branched = await store.branch("c1", at=2, expected_revision=conversation.revision)
     branched.messages.extend(said("x"))
     await store.save(branched)
-    record = await store.read_record("c1")
-    assert record is not None
-    assert record.branches == [history[-1].id]
+    assert (await record_of(store)).branches == [history[-1].id]
     back = await store.branch("c1", from_entry=history[-1].id, expected_revision=branched.revision)
     assert texts(back.messages) == ["a", "b", "c", "d"]
 
@@ -182,26 +191,21 @@ async def test_a_rewritten_history_branches_off_at_the_last_shared_message(store
     conversation = await stored(store, "a", "b", "c")
     rewritten = Conversation(messages=said("a", "b", "x"), conversation_id="c1", revision=conversation.revision)
     assert len(await store.save(rewritten)) == 1
-    loaded = await store.load("c1")
-    assert loaded is not None
-    assert texts(loaded.messages) == ["a", "b", "x"]
+    assert texts((await load(store)).messages) == ["a", "b", "x"]
 
 
 async def test_a_fork_shares_entries_and_outlives_its_source(store: ConversationStore) -> None:
     await stored(store, "a", "b", "c", "d")
     fork = await store.fork("c1", at=2, new_conversation_id="c2")
-    first, second = await store.load_entries("c1"), await store.load_entries("c2")
-    assert first is not None
-    assert second == first[:2]
+    first = await entries_of(store)
+    assert await entries_of(store, "c2") == first[:2]
     with pytest.raises(ConversationConflict):
         await store.fork("c1", new_conversation_id="c2")
     fork.messages.extend(said("x"))
     await store.save(fork)
     await store.delete("c1")
     assert await store.load("c1") is None
-    loaded = await store.load("c2")
-    assert loaded is not None
-    assert texts(loaded.messages) == ["a", "b", "x"]
+    assert texts((await load(store, "c2")).messages) == ["a", "b", "x"]
     for entry in first[2:]:
         with pytest.raises(LookupError):
             await store.read_entry(entry.id)
@@ -212,10 +216,7 @@ async def test_deleting_the_fork_spares_its_source_and_deleting_both_leaves_noth
     branched = await store.branch("c1", at=1, expected_revision=conversation.revision)
     branched.messages.extend(said("x"))
     await store.save(branched)
-    entries = await store.load_entries("c1")
-    left = await store.read_record("c1")
-    assert entries is not None
-    assert left is not None
+    entries, left = await entries_of(store), await record_of(store)
     await store.fork("c1", from_entry=left.branches[0], new_conversation_id="c2")
     await store.delete("c2")
     assert await store.load_entries("c1") == entries
@@ -230,9 +231,7 @@ async def test_deleting_the_fork_spares_its_source_and_deleting_both_leaves_noth
 
 async def test_a_stale_revision_conflicts_and_leaves_nothing_behind(store: ConversationStore) -> None:
     await stored(store, "a", "b")
-    mine, theirs = await store.load("c1"), await store.load("c1")
-    assert mine is not None
-    assert theirs is not None
+    mine, theirs = await load(store), await load(store)
     mine.messages.extend(said("mine"))
     theirs.messages.extend(said("theirs"))
     await store.save(theirs)
@@ -240,8 +239,7 @@ async def test_a_stale_revision_conflicts_and_leaves_nothing_behind(store: Conve
         await store.save(mine)
     with pytest.raises(ConversationConflict):
         await store.save(Conversation(messages=said("z"), conversation_id="c1"))
-    record = await store.read_record("c1")
-    assert record is not None
+    record = await record_of(store)
     orphan = ConversationEntry(parent_id=None, message=said("o")[0])
     with pytest.raises(ConversationConflict):
         await store.write_record(
@@ -251,9 +249,7 @@ async def test_a_stale_revision_conflicts_and_leaves_nothing_behind(store: Conve
         await store.read_entry(orphan.id)
     with pytest.raises(ConversationConflict):
         await store.delete_record("c1", expected_revision="old")
-    loaded = await store.load("c1")
-    assert loaded is not None
-    assert texts(loaded.messages) == ["a", "b", "theirs"]
+    assert texts((await load(store)).messages) == ["a", "b", "theirs"]
 
 
 async def test_a_record_that_hangs_on_a_missing_entry_conflicts(store: ConversationStore) -> None:
@@ -281,35 +277,22 @@ async def test_scopes_keep_conversations_to_their_owner(store: ConversationStore
 def test_of_two_saves_at_the_same_moment_one_conflicts(database: Database, round_: int) -> None:
     store = SqlConversationStore(database)
     first = asyncio.run(stored(store, "a"))
-    barrier = threading.Barrier(2)
-    outcomes: list[str] = []
 
-    def save(word: str) -> None:
+    def save(word: str) -> str:
         conversation = Conversation(messages=said("a", word), conversation_id="c1", revision=first.revision)
-        barrier.wait()
-        try:
-            asyncio.run(store.save(conversation))
-            outcomes.append(word)
-        except ConversationConflict:
-            outcomes.append("conflict")
+        asyncio.run(store.save(conversation))
+        return word
 
-    threads = [threading.Thread(target=save, args=(word,)) for word in ("x", "y")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = set(outcomes) - {"conflict"}
-    loaded = asyncio.run(store.load("c1"))
-    assert loaded is not None
-    assert texts(loaded.messages) == ["a", winner]
+    outcomes = at_once(lambda: save("x"), lambda: save("y"))
+    (winner,) = [one for one in outcomes if not isinstance(one, ConversationConflict)]
+    assert texts(asyncio.run(load(store)).messages) == ["a", winner]
     assert database.read_now(count_entries) == 2
 
 
 def test_a_delete_spares_what_a_fork_in_progress_shares(postgres: Database) -> None:
     store = SqlConversationStore(postgres)
     asyncio.run(stored(store, *"abcdef"))
-    history = asyncio.run(store.load_entries("c1"))
-    assert history is not None
+    history = asyncio.run(entries_of(store))
     fork = ConversationRecord(conversation_id="c2", head_id=history[3].id)
     deleting = threading.Thread(target=lambda: asyncio.run(store.delete("c1")))
 
@@ -327,8 +310,7 @@ def test_a_delete_spares_what_a_fork_in_progress_shares(postgres: Database) -> N
 def test_a_fork_of_what_is_being_deleted_conflicts(postgres: Database) -> None:
     store = SqlConversationStore(postgres)
     first = asyncio.run(stored(store, "a", "b"))
-    history = asyncio.run(store.load_entries("c1"))
-    assert history is not None
+    history = asyncio.run(entries_of(store))
     fork = ConversationRecord(conversation_id="c2", head_id=history[0].id)
     outcomes: list[str] = []
 
@@ -372,9 +354,7 @@ def test_a_long_history_is_one_query(database: Database) -> None:
 
     async def run() -> None:
         await stored(store, *(str(number) for number in range(2_500)))
-        whole = await store.load("c1")
-        assert whole is not None
-        assert texts(whole.messages) == [str(number) for number in range(2_500)]
+        assert texts((await load(store)).messages) == [str(number) for number in range(2_500)]
         await store.delete("c1")
 
     asyncio.run(run())

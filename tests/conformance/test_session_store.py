@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from shellback.exec.core.errors import InvalidTransition, LimitReached, SessionN
 from shellback.exec.core.model import Act, CallKey, Delivery, EndedBy, SessionEnd, SessionId, SessionState
 from shellback.exec.core.ports import SessionStore
 from shellback.exec.engine.memory_store import MemorySessionStore
-from shellback.storage.db import Database
 from shellback.storage.sessions import SqlSessionStore
 from tests.sessions import EXITED, LOST, RecordingSink, a_session
 
@@ -26,13 +24,10 @@ def sink() -> RecordingSink:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, sink: RecordingSink) -> Iterator[SessionStore]:
+def store(request: pytest.FixtureRequest, sink: RecordingSink) -> SessionStore:
     if request.param == "memory":
-        yield MemorySessionStore(sink=sink, limit=3)
-        return
-    database = Database(request.getfixturevalue(f"{request.param}_url"))
-    yield SqlSessionStore(database, sink=sink, limit=3)
-    database.close()
+        return MemorySessionStore(sink=sink, limit=3)
+    return SqlSessionStore(request.getfixturevalue(request.param), sink=sink, limit=3)
 
 
 async def test_a_claimed_session_reads_back_equal(store: SessionStore) -> None:
@@ -266,6 +261,3 @@ async def test_a_poll_moves_forward_and_a_repeat_returns_its_own_range(store: Se
     assert current.poll_offset == 2**40
     with pytest.raises(SessionNotFound):
         await store.advance_poll(CallKey("k4"), SessionId("unknown"), 1)
-
-
-# What only a database can promise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from shellback.exec.core.errors import LimitReached
 from shellback.exec.core.ports import WatchStore
 from shellback.exec.core.watch import BY_THE_AGENT, LIFE, PER_CONVERSATION, PER_SESSION, STRIKES, UNHEEDED, USED_UP
 from shellback.exec.watching.memory import MemoryWatchStore
-from shellback.storage.db import Database
 from shellback.storage.watches import SqlWatchStore
 from tests.watches import Fired, a_hit, a_watch
 
@@ -25,13 +23,10 @@ def sink() -> Fired:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, sink: Fired) -> Iterator[WatchStore]:
+def store(request: pytest.FixtureRequest, sink: Fired) -> WatchStore:
     if request.param == "memory":
-        yield MemoryWatchStore(sink=sink)
-        return
-    database = Database(request.getfixturevalue(f"{request.param}_url"))
-    yield SqlWatchStore(database, sink=sink)
-    database.close()
+        return MemoryWatchStore(sink=sink)
+    return SqlWatchStore(request.getfixturevalue(request.param), sink=sink)
 
 
 async def test_a_placed_watch_reads_back_equal_and_a_second_placing_changes_nothing(store: WatchStore) -> None:

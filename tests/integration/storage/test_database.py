@@ -39,6 +39,10 @@ def add_call(conn: sa.Connection, key: str) -> None:
     conn.execute(calls.insert().values(call_key=key, session_id="s", tool="t", created_at=1.0))
 
 
+def add_conversation(conn: sa.Connection) -> None:
+    conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
+
+
 def call_keys(conn: sa.Connection) -> list[str]:
     return list(conn.execute(sa.select(calls.c.call_key).order_by(calls.c.call_key)).scalars())
 
@@ -46,6 +50,23 @@ def call_keys(conn: sa.Connection) -> list[str]:
 def fail_after_adding(conn: sa.Connection, key: str) -> None:
     add_call(conn, key)
     raise OSError("the rest failed")
+
+
+class Slow:
+    """A write that goes on until it is told to end."""
+
+    def __init__(self) -> None:
+        self._running, self.go_on = threading.Event(), threading.Event()
+
+    def _write(self, conn: sa.Connection) -> None:
+        add_call(conn, "running")
+        self._running.set()
+        self.go_on.wait()
+
+    async def begun(self, database: Database) -> asyncio.Task[None]:
+        task = asyncio.create_task(database.write(self._write))
+        await asyncio.to_thread(self._running.wait)
+        return task
 
 
 # One function, one transaction
@@ -76,23 +97,17 @@ def test_a_read_cannot_write(database: Database) -> None:
 
 
 def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(sqlite: Database) -> None:
-    running, go_on = threading.Event(), threading.Event()
-
-    def slow(conn: sa.Connection) -> None:
-        add_call(conn, "running")
-        running.set()
-        go_on.wait()
+    slow = Slow()
 
     async def run() -> None:
-        first = asyncio.create_task(sqlite.write(slow))
-        await asyncio.to_thread(running.wait)
+        first = await slow.begun(sqlite)
         second = asyncio.create_task(sqlite.write(add_call, "waiting"))
         await asyncio.sleep(0)
         for task in (first, second):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        go_on.set()
+        slow.go_on.set()
         await sqlite.write(add_call, "after")
 
     asyncio.run(run())
@@ -101,39 +116,27 @@ def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(s
 
 def test_closing_lets_a_running_transaction_end(database_url: str) -> None:
     database = Database(database_url)
-    running, go_on = threading.Event(), threading.Event()
-
-    def slow(conn: sa.Connection) -> None:
-        add_call(conn, "k1")
-        running.set()
-        go_on.wait()
+    slow = Slow()
 
     async def run() -> None:
-        task = asyncio.create_task(database.write(slow))
-        await asyncio.to_thread(running.wait)
+        task = await slow.begun(database)
         closing = asyncio.create_task(asyncio.to_thread(database.close))
-        go_on.set()
+        slow.go_on.set()
         await closing
         await task
 
     asyncio.run(run())
     again = Database(database_url)
-    assert again.read_now(call_keys) == ["k1"]
+    assert again.read_now(call_keys) == ["running"]
     again.close()
 
 
 def test_closing_refuses_writes_that_wait_for_their_turn_and_later_ones(sqlite_url: str) -> None:
     database = Database(sqlite_url)
-    running, go_on = threading.Event(), threading.Event()
-
-    def slow(conn: sa.Connection) -> None:
-        add_call(conn, "running")
-        running.set()
-        go_on.wait()
+    slow = Slow()
 
     async def run() -> None:
-        first = asyncio.create_task(database.write(slow))
-        await asyncio.to_thread(running.wait)
+        first = await slow.begun(database)
         second = asyncio.create_task(database.write(add_call, "waiting"))
         await asyncio.sleep(0)
         closing = asyncio.create_task(asyncio.to_thread(database.close))
@@ -144,7 +147,7 @@ def test_closing_refuses_writes_that_wait_for_their_turn_and_later_ones(sqlite_u
                 continue  # not closing yet: it waited, and was taken back
             except RuntimeError:
                 break
-        go_on.set()
+        slow.go_on.set()
         await closing
         await first
         with pytest.raises(RuntimeError, match="closed"):
@@ -184,9 +187,6 @@ def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqli
 def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database, database_url: str) -> None:
     other = Database(database_url)  # with locks of its own, as another process has
 
-    def create(conn: sa.Connection) -> None:
-        conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
-
     def count_up(conn: sa.Connection) -> None:
         row = lock_row(conn, conversations, "c1")
         assert row is not None
@@ -199,7 +199,7 @@ def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database
     async def run() -> None:
         await asyncio.gather(*(database.write(count_up) for _ in range(40)))
 
-    database.write_now(create)
+    database.write_now(add_conversation)
     threads = [threading.Thread(target=count_up_often) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -321,15 +321,12 @@ def test_a_transaction_that_keeps_being_aborted_ends_after_bounded_attempts(post
 def test_a_lock_that_is_never_free_is_named(postgres: Database, postgres_url: str) -> None:
     database = Database(postgres_url, lock_timeout_s=0.2)
 
-    def create(conn: sa.Connection) -> None:
-        conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
-
     def hold(conn: sa.Connection) -> None:
         lock_row(conn, conversations, "c1")
         with pytest.raises(DatabaseLocked, match="too long"):
             database.write_now(lock_row, conversations, "c1")
 
-    database.write_now(create)
+    database.write_now(add_conversation)
     postgres.write_now(hold)
     database.close()
 
@@ -376,10 +373,6 @@ def empty(empty_url: str) -> Iterator[Database]:
     database = Database(empty_url)
     yield database
     database.close()
-
-
-def add_conversation(conn: sa.Connection) -> None:
-    conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
 
 
 def stamp(conn: sa.Connection, revision: str) -> None:
@@ -532,21 +525,13 @@ def test_a_database_that_is_not_there_is_named(empty_postgres_url: str) -> None:
 
 
 def test_migrating_leaves_logging_as_it_was(empty_url: str) -> None:
-    root = logging.getLogger()
-    before = (
-        root.level,
-        list(root.handlers),
-        logging.getLogger("alembic").level,
-        logging.getLogger("shellback").disabled,
-    )
+    def logs() -> object:
+        root, alembic, ours = map(logging.getLogger, ("", "alembic", "shellback"))
+        return root.level, list(root.handlers), alembic.level, ours.disabled
+
+    before = logs()
     schema.migrate(empty_url)
-    after = (
-        root.level,
-        list(root.handlers),
-        logging.getLogger("alembic").level,
-        logging.getLogger("shellback").disabled,
-    )
-    assert after == before
+    assert logs() == before
 
 
 def test_the_tables_can_be_taken_back(database: Database, database_url: str) -> None:

@@ -15,7 +15,7 @@ from shellback.storage.db import Database
 from shellback.storage.errors import ExecutorTaken, HomeUnusable
 from shellback.storage.executor_lock import hold_executor
 from shellback.storage.host import boot_id, ensure_home, host_id
-from tests.databases import PostgresServer
+from tests.databases import PostgresServer, at_once
 
 
 def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -25,18 +25,7 @@ def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_host_id_is_made_once_also_by_several_at_once(tmp_path: Path) -> None:
-    barrier = threading.Barrier(8)
-    found: list[str] = []
-
-    def read() -> None:
-        barrier.wait()
-        found.append(host_id(tmp_path))
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(*[lambda: host_id(tmp_path)] * 8)
     assert len(set(found)) == 1
     assert len(found[0]) == 32
     assert [path.name for path in tmp_path.iterdir()] == ["host_id"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,19 +18,13 @@ from shellback.storage.errors import StaleTurn
 from shellback.storage.rows import lock_row
 from shellback.storage.sessions import SqlSessionStore
 from shellback.storage.tables import conversations, sessions
-from tests.databases import wait_until_locked_out
+from tests.databases import at_once, wait_until_locked_out
 from tests.sessions import EXITED, LOST, RecordingSink, a_session
 
 
 def hold(database: Database, *, claimed_by: str, epoch: int) -> None:
-    def write(conn: sa.Connection) -> None:
-        conn.execute(
-            conversations.insert().values(
-                id="c1", host_id="h", state="claimed", claimed_by=claimed_by, epoch=epoch, created_at=1.0
-            )
-        )
-
-    database.write_now(write)
+    row = {"id": "c1", "host_id": "h", "state": "claimed", "claimed_by": claimed_by, "epoch": epoch, "created_at": 1.0}
+    database.write_now(lambda conn: conn.execute(conversations.insert().values(row)) and None)
 
 
 def test_a_claim_needs_the_turn_and_epoch_that_hold_the_conversation(database: Database) -> None:
@@ -75,26 +67,6 @@ def test_what_is_done_within_a_claim_is_done_once_and_can_refuse_it(database: Da
     asyncio.run(run())
 
 
-def in_two_threads(*actions: Callable[[], Any]) -> list[Any]:
-    """Run the actions at the same moment; what each returned or raised."""
-    barrier = threading.Barrier(len(actions))
-    results: list[Any] = [None] * len(actions)
-
-    def run(index: int, action: Callable[[], Any]) -> None:
-        barrier.wait()
-        try:
-            results[index] = action()
-        except Exception as error:  # noqa: BLE001 - the test judges it
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(actions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 @pytest.mark.parametrize("round_", range(10))
 def test_two_claims_of_one_id_insert_it_once(database: Database, round_: int) -> None:
     inserted: list[str] = []
@@ -106,7 +78,7 @@ def test_two_claims_of_one_id_insert_it_once(database: Database, round_: int) ->
             within=lambda conn, session: inserted.append(session.command),
         )
 
-    first, second = in_two_threads(lambda: claim("a"), lambda: claim("b"))
+    first, second = at_once(lambda: claim("a"), lambda: claim("b"))
     assert first == second
     assert inserted == [first.command]
 
@@ -119,7 +91,7 @@ def test_claims_at_the_same_moment_do_not_pass_the_limit(database: Database, in_
     def claim(number: int) -> Session:
         return database.write_now(on_connection.claim, a_session(number), limit=2)
 
-    results = in_two_threads(*(lambda number=number: claim(number) for number in range(6)))
+    results = at_once(*(lambda number=number: claim(number) for number in range(6)))
     assert sum(isinstance(result, LimitReached) for result in results) == 4
     assert len(database.read_now(on_connection.find, live=True)) == 2
 
@@ -132,7 +104,7 @@ def test_two_ends_at_the_same_moment_are_told_once(database: Database, round_: i
     def finish(end: SessionEnd) -> Session:
         return database.write_now(on_connection.finish, "s1", end, sink)  # type: ignore[arg-type]
 
-    first, second = in_two_threads(lambda: finish(EXITED), lambda: finish(LOST))
+    first, second = at_once(lambda: finish(EXITED), lambda: finish(LOST))
     assert first == second
     assert sink.told == [first]
 
@@ -142,7 +114,7 @@ def test_a_hand_over_and_an_end_at_the_same_moment_are_told_once(database: Datab
     hold(database, claimed_by="turn-1", epoch=1)
     sink = RecordingSink()
     session = database.write_now(on_connection.claim, a_session(delivery=Delivery.INLINE))
-    handed, ended = in_two_threads(
+    handed, ended = at_once(
         lambda: database.write_now(on_connection.hand_over, session.id, sink),
         lambda: database.write_now(on_connection.finish, session.id, EXITED, sink),
     )
@@ -156,7 +128,7 @@ def test_settling_and_handing_over_exclude_each_other(database: Database, round_
     sink = RecordingSink()
     session = database.write_now(on_connection.claim, a_session(delivery=Delivery.INLINE))
     database.write_now(on_connection.finish, session.id, EXITED, sink)
-    settled, handed = in_two_threads(
+    settled, handed = at_once(
         lambda: database.write_now(on_connection.settle_inline, session.id),
         lambda: database.write_now(on_connection.hand_over, session.id, sink),
     )
@@ -202,7 +174,7 @@ def test_polls_at_the_same_moment_share_the_output_without_overlap(database: Dat
         upto = 10 * (number + 1)
         return database.write_now(on_connection.advance_poll, CallKey(f"k{number}"), session.id, upto, upto)
 
-    ranges = sorted(in_two_threads(*(lambda number=number: poll(number) for number in range(6))))
+    ranges = sorted(at_once(*(lambda number=number: poll(number) for number in range(6))))
     assert (ranges[-1].end, ranges[-1].err_end) == (60, 60)
     assert all((one.end, one.err_end) == (next_.start, next_.err_start) for one, next_ in itertools.pairwise(ranges))
 
@@ -211,15 +183,7 @@ def test_a_call_of_an_overtaken_execution_is_not_begun(database: Database) -> No
     """Fencing: what a stale execution may not claim it may not write to, press keys in or kill either."""
     session = a_session()
     database.write_now(on_connection.claim, session)
-
-    def conversation(conn: sa.Connection) -> None:
-        conn.execute(
-            sa.insert(conversations).values(
-                id=session.conversation_id, host_id="h", created_at=0.0, state="claimed", claimed_by="t1", epoch=5
-            )
-        )
-
-    database.write_now(conversation)
+    hold(database, claimed_by="t1", epoch=5)
     act = Act(key=CallKey("c1"), session_id=session.id, tool="process_write", kind="typed", turn_id="t1", epoch=5)
     with pytest.raises(StaleTurn):
         database.write_now(on_connection.begin, replace(act, epoch=4))

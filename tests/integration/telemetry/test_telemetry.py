@@ -61,22 +61,10 @@ def test_levels_tell_the_oldest_of_each_kind_and_nothing_of_what_is_over(databas
             began = {"started_at": now, "ended_at": now} if over else {}
             conn.execute(sa.update(turns).where(turns.c.id == item.id).values(created_at=now - age, **began))
         for age, state in ((20.0, "pending"), (5.0, "pending"), (90.0, "denied")):
-            key = f"{age:g}"
-            request: dict[str, Any] = {
-                "id": key,
-                "conversation_id": "c1",
-                "turn_id": "t",
-                "call_key": key,
-                "tool_call_id": key,
-                "tool_name": "execute",
-                "args": {},
-                "display": {},
-                "digest": "",
-                "state": state,
-                "created_at": now - age,
-                "expires_at": now,
-            }
-            conn.execute(sa.insert(approvals), request)
+            texts = dict.fromkeys(("id", "call_key", "tool_call_id", "digest"), f"{age:g}")
+            request = {**texts, "conversation_id": "c1", "turn_id": "t", "tool_name": "execute"}
+            times = {"created_at": now - age, "expires_at": now}
+            conn.execute(sa.insert(approvals).values(**request, **times, args={}, display={}, state=state))
 
     database.write_now(fill)
     levels = database.read_now(read_levels, "h1")
