@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,10 @@ from shellback.work.approvals.asking import Proposed
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.mailbox import Letter, lock
 from shellback.work.queue.queues import note_turn
-from shellback.work.turn import claims, stopping
+from shellback.work.turn import claims, hearing, stopping
 from shellback.work.turn.claims import Entry, Wakes
 from shellback.work.turn.closing import Closing, close
+from shellback.work.turn.deps import TurnDeps
 
 HOST = "host1"
 PROPOSED = Proposed(
@@ -65,6 +67,13 @@ class Talk:
     def take(self, item: WorkItem, epoch: int, step: int = 0) -> list[str]:
         return [letter.payload.get("text", letter.kind) for letter in self.letters(item, epoch, step)]
 
+    def begun(self, item: WorkItem, *texts: str, **wakes: int) -> int:
+        """The epoch of a turn that has taken its first news: these, where any are named."""
+        epoch = self.epoch(item, **wakes)
+        taken = self.take(item, epoch)
+        assert not texts or taken == list(texts)
+        return epoch
+
     def taken(self, item: WorkItem) -> list[int]:
         query = sa.select(mailbox.c.id).where(mailbox.c.taken_by == item.id)
         return self.db.read_now(lambda conn: list(conn.execute(query).scalars()))
@@ -89,9 +98,29 @@ class Talk:
         return self.db.read_now(lambda conn: conn.execute(sa.select(conversations)).one())
 
 
+def a_worker(name: str, host_id: str, at: float, version: str = "v1", **more: Any) -> dict[str, Any]:
+    """The row of a worker that was last heard of then."""
+    row = {"executor_id": name, "host_id": host_id, "pid": 1, "boot_id": "b", "version": version}
+    return {**row, "started_at": at, "heartbeat_at": at, **more}
+
+
 @pytest.fixture
 def talk(database: Database) -> Talk:
     return Talk(database)
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a turn hears is heard outside of DBOS."""
+
+    async def at_once(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+        return await fn()
+
+    monkeypatch.setattr(hearing, "recorded", at_once)
+
+
+def turn_deps(*, gate: bool = True, seconds: float = 1e12) -> TurnDeps:
+    return TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=gate, began_at=0.0, seconds=seconds)
 
 
 def committed(conn: sa.Connection) -> list[str]:

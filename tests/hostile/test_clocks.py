@@ -15,22 +15,17 @@ from shellback.exec.supervisor.process.job import Job
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals as requests
 from shellback.storage.tables import conversations, mailbox, turns, workers
-from shellback.work.approvals import approvals, asking, sending
-from shellback.work.approvals.asking import Proposed
+from shellback.work.approvals import approvals, asking
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.notices import notices
 from shellback.work.queue.items import ItemType, Priority, epoch_item
-from shellback.work.turn import claims
-from shellback.work.turn.claims import Wakes
 from shellback.work.worker.retention import Ages, Retention
-from tests.items import NotedEnqueuer
+from tests.items import HOST, PROPOSED, Talk, a_worker
 
 pytestmark = pytest.mark.anyio
 
 YEARS = 10 * 365 * 86_400.0
 TTL_S = 1000.0
-HOST = "host1"
-CALL = Proposed(call_key="k", tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
 
 
 class Clock:
@@ -48,25 +43,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def asked(db: Database, queue: NotedEnqueuer) -> str:
+def asked(talk: Talk) -> str:
     """The id of a request that waits in a conversation that is blocked for it."""
+    item = talk.send()
 
     def act(conn: sa.Connection) -> str:
-        sent = sending.send(conn, queue, "c1", "hello", host_id=HOST)
-        asking.ask(conn, "c1", sent.item_id, 1, [CALL], ttl_s=TTL_S)
+        asking.ask(conn, "c1", item.id, 1, [PROPOSED], ttl_s=TTL_S)
         conn.execute(sa.update(conversations).values(state="blocked", blocked_reason="approval"))
         return conn.execute(sa.select(requests.c.id)).scalar_one()
 
-    return db.write_now(act)
+    return talk.db.write_now(act)
 
 
-def approved(db: Database, queue: NotedEnqueuer, request_id: str) -> str:
-    return db.write_now(approvals.decide, queue, request_id, "approved", by="me", surface="test").state
+def approved(talk: Talk, request_id: str) -> str:
+    return talk.db.write_now(approvals.decide, talk.queue, request_id, "approved", by="me", surface="test").state
 
 
-def sweep(db: Database, queue: NotedEnqueuer) -> Sweep:
+def sweep(talk: Talk) -> Sweep:
     nobody: Any = Nobody()
-    return Sweep(db, queue, nobody, nobody, HOST, ("me", "v1"))
+    return Sweep(talk.db, talk.queue, nobody, nobody, HOST, ("me", "v1"))
 
 
 class Nobody:
@@ -84,81 +79,67 @@ class Nobody:
 
 
 @pytest.mark.parametrize("leap", [YEARS, -YEARS, -400.0])
-def test_a_request_is_expired_rather_than_approved_by_a_clock_that_leapt(
-    database: Database, clock: Clock, leap: float
-) -> None:
-    queue = NotedEnqueuer()
-    request = asked(database, queue)
+def test_a_request_is_expired_rather_than_approved_by_a_clock_that_leapt(talk: Talk, clock: Clock, leap: float) -> None:
+    request = asked(talk)
     clock.wall += leap
-    assert database.read_now(approvals.left) == {request: 0.0}
-    assert approved(database, queue, request) == "expired"
+    assert talk.db.read_now(approvals.left) == {request: 0.0}
+    assert approved(talk, request) == "expired"
 
 
 def test_a_request_that_was_made_while_the_clock_was_ahead_cannot_be_approved_for_years(
-    database: Database, clock: Clock
+    talk: Talk, clock: Clock
 ) -> None:
     clock.wall = YEARS
-    queue = NotedEnqueuer()
-    request = asked(database, queue)
+    request = asked(talk)
     clock.wall = 0.0
-    assert approved(database, queue, request) == "expired"
+    assert approved(talk, request) == "expired"
 
 
-def test_clocks_that_are_a_little_apart_expire_nothing(database: Database, clock: Clock) -> None:
-    queue = NotedEnqueuer()
-    request = asked(database, queue)
+def test_clocks_that_are_a_little_apart_expire_nothing(talk: Talk, clock: Clock) -> None:
+    request = asked(talk)
     clock.wall = -60.0
-    assert approved(database, queue, request) == "approved"
+    assert approved(talk, request) == "approved"
 
 
-async def test_a_clock_that_is_set_back_a_little_gives_no_request_more_time(database: Database, clock: Clock) -> None:
-    queue = NotedEnqueuer()
-    request = asked(database, queue)
-    looking = sweep(database, queue)
+async def test_a_clock_that_is_set_back_a_little_gives_no_request_more_time(talk: Talk, clock: Clock) -> None:
+    request = asked(talk)
+    looking = sweep(talk)
     await looking.once()
     clock.boot, clock.wall = TTL_S - 10, TTL_S - 300
     await looking.once()
-    assert database.read_now(approvals.get, request).state == "pending"
+    assert talk.db.read_now(approvals.get, request).state == "pending"
     clock.boot += 20
     await looking.once()
-    assert database.read_now(approvals.get, request).state == "expired"
+    assert talk.db.read_now(approvals.get, request).state == "expired"
 
 
-async def test_what_a_worker_left_when_the_clock_was_ahead_is_swept_when_it_is_right(
-    database: Database, clock: Clock
-) -> None:
-    queue = NotedEnqueuer()
+async def test_what_a_worker_left_when_the_clock_was_ahead_is_swept_when_it_is_right(talk: Talk, clock: Clock) -> None:
     clock.wall = YEARS
-    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
-    item = next(item for item in queue.items if item.id == sent.item_id)
-    row = {"executor_id": "w1", "host_id": HOST, "pid": 1, "boot_id": "b", "version": "v1", "started_at": time.time()}
-    database.write_now(lambda conn: conn.execute(sa.insert(workers).values(**row, heartbeat_at=time.time())))
-    assert database.write_now(claims.enter, item, executor_id="w1", wakes=Wakes()).epoch is not None
+    row = a_worker("w1", HOST, time.time())
+    talk.db.write_now(lambda conn: conn.execute(sa.insert(workers).values(row)))
+    talk.epoch(talk.send())
     clock.wall = 0.0
-    await sweep(database, queue).once()
-    state = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.state)).scalar_one())
-    assert state == "free"
-    assert ItemType.RETRY in {item.type for item in queue.items}
+    await sweep(talk).once()
+    assert talk.conversation().state == "free"
+    assert ItemType.RETRY in {item.type for item in talk.queue.items}
 
 
-async def test_wakes_of_a_time_to_come_do_not_wear_a_conversation_out(database: Database, clock: Clock) -> None:
-    queue = NotedEnqueuer()
-    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
+async def test_wakes_of_a_time_to_come_do_not_wear_a_conversation_out(talk: Talk, clock: Clock) -> None:
+    sent = talk.send()
 
     def act(conn: sa.Connection) -> None:
         conn.execute(sa.update(mailbox).values(kind="exit"))
-        conn.execute(sa.update(turns).where(turns.c.id == sent.item_id).values(outcome="answered"))
+        conn.execute(sa.update(turns).where(turns.c.id == sent.id).values(outcome="answered"))
         for number in range(3):
             kind = epoch_item(ItemType.FOLLOW_UP, "c1", number, priority=Priority.NORMAL)
-            queue.put(conn, kind, host_id=HOST)
+            talk.queue.put(conn, kind, host_id=HOST)
             conn.execute(sa.update(turns).where(turns.c.id == kind.id).values(started_at=time.time() + YEARS))
 
-    database.write_now(act)
+    talk.db.write_now(act)
     woken = epoch_item(ItemType.FOLLOW_UP, "c1", 9, priority=Priority.NORMAL)
-    database.write_now(queue.put, woken, host_id=HOST)
+    talk.db.write_now(talk.queue.put, woken, host_id=HOST)
     assert clock.wall == 0.0
-    entry = database.write_now(claims.enter, woken, executor_id="w1", wakes=Wakes(per_hour=3))
-    assert entry.epoch is not None
+    assert talk.enter(woken, per_hour=3).epoch is not None
 
 
 def test_a_notice_that_was_put_when_the_clock_was_ahead_is_sent_now(database: Database, clock: Clock) -> None:
@@ -172,14 +153,13 @@ def test_a_notice_that_was_put_when_the_clock_was_ahead_is_sent_now(database: Da
 
 
 async def test_nothing_is_pruned_by_a_clock_that_has_just_been_set(
-    database: Database, clock: Clock, caplog: pytest.LogCaptureFixture
+    talk: Talk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody: Any = Nobody()
     ages = Ages(rows=86_400.0, logs=86_400.0, conversations=86_400.0)
-    retention = Retention(database, nobody, lambda _: True, HOST, ages)
-    queue = NotedEnqueuer()
-    database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
-    database.write_now(lambda conn: conn.execute(sa.update(mailbox).values(state="heard", heard_at=time.time())))
+    retention = Retention(talk.db, nobody, lambda _: True, HOST, ages)
+    talk.send()
+    talk.db.write_now(lambda conn: conn.execute(sa.update(mailbox).values(state="heard", heard_at=time.time())))
     assert (await retention.once())["mailbox"] == 0
     clock.wall = YEARS
     assert await retention.once() == {}

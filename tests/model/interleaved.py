@@ -32,6 +32,7 @@ from shellback.work.queue.items import WorkItem
 from shellback.work.turn import claims, stopping
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, close
+from tests.items import PROPOSED
 from tests.model.dbos import SimulatedEnqueuer, queue
 from tests.model.dbos import metadata as of_dbos
 from tests.sessions import EXITED, a_session
@@ -228,7 +229,7 @@ def ends_that_are_recorded_and_handed_over_at_once_are_told_once(stage: Stage, s
 
 def decisions_at_the_same_moment_resume_once(stage: Stage, seed: int) -> None:
     db = stage.db
-    stage.pauses = [_call(1), _call(2)]
+    stage.pauses = [PROPOSED, replace(PROPOSED, call_key="k2", tool_call_id="t2", digest="d2")]
     stage.send("ask")
     item = db.write_now(_next)
     assert item is not None
@@ -251,12 +252,6 @@ def decisions_at_the_same_moment_resume_once(stage: Stage, seed: int) -> None:
     assert len(resumed) == 1
     states = {request.state for request in db.read_now(approvals.find)}
     assert states <= {"approved", "denied", "superseded"}
-
-
-def _call(number: int) -> Proposed:
-    return Proposed(
-        call_key=f"k{number}", tool_call_id=f"t{number}", tool_name="execute", args={}, display={}, digest=f"d{number}"
-    )
 
 
 SCENARIOS: Final[dict[str, Callable[[Stage, int], None]]] = {

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -39,14 +39,41 @@ def starting(conn: sa.Connection) -> None:
     host_rows.heard_of(conn, HOST)
 
 
+class Pair:
+    """The two counts, of a worker that starts again and again."""
+
+    def __init__(self, home: Path, database: Database) -> None:
+        (home / "host_id").write_text(f"{HOST}\n")
+        self.home, self.database = home, database
+        self.file = home / generation.FILE
+        self.generation = Generation(home, HOST, database)
+
+    def start(self, times: int = 1, act: Callable[[sa.Connection], None] = starting) -> str | None:
+        """What the last of these starts finds behind."""
+        found = [self.generation.count(act) for _ in range(times)]
+        assert not any(found[:-1])
+        return found[-1]
+
+    def read(self) -> Count:
+        return generation.read(self.home)
+
+    def both(self) -> tuple[int | None, Count]:
+        return self.database.read_now(generation.in_database, HOST), self.read()
+
+
 @pytest.fixture
-def count(tmp_path: Path, database: Database) -> Generation:
-    (tmp_path / "host_id").write_text(f"{HOST}\n")
-    return Generation(tmp_path, HOST, database)
+def pair(tmp_path: Path, database: Database) -> Pair:
+    return Pair(tmp_path, database)
 
 
-def both(count: Generation, database: Database, home: Path) -> tuple[int | None, Count]:
-    return database.read_now(generation.in_database, HOST), generation.read(home)
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes every later write of the count fail."""
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    return lambda: monkeypatch.setattr(generation, "write", fails)
 
 
 @pytest.mark.parametrize(
@@ -70,30 +97,22 @@ def test_only_a_crash_explains_a_difference_of_one(
     assert older(in_database, Count(committed=committed, attempted=attempted)) == behind
 
 
-def test_both_count_alike_and_so_do_workers_that_start_at_once(
-    count: Generation, database: Database, tmp_path: Path
-) -> None:
-
-    def start(_number: int) -> object:
-        return count.count(starting)
-
+def test_both_count_alike_and_so_do_workers_that_start_at_once(pair: Pair) -> None:
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(start, range(12))) == [None] * 12
-    assert both(count, database, tmp_path) == (12, Count(committed=12, attempted=12))
+        assert list(pool.map(pair.start, [1] * 12)) == [None] * 12
+    assert pair.both() == (12, Count(committed=12, attempted=12))
 
 
-def test_a_crash_before_or_after_the_commit_is_no_restored_backup(
-    count: Generation, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count.count(starting)
+def test_a_crash_before_or_after_the_commit_is_no_restored_backup(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.start()
 
     def dies(_conn: sa.Connection) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        count.count(dies)
-    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=2))
-    assert count.count(starting) is None
+        pair.start(act=dies)
+    assert pair.both() == (1, Count(committed=1, attempted=2))
+    assert pair.start() is None
     write = generation.write
 
     def unconfirmed(home: Path, one: Count) -> None:
@@ -101,52 +120,40 @@ def test_a_crash_before_or_after_the_commit_is_no_restored_backup(
             write(home, one)
 
     monkeypatch.setattr(generation, "write", unconfirmed)
-    assert count.count(starting) is None
+    assert pair.start() is None
     monkeypatch.undo()
-    known, kept = both(count, database, tmp_path)
+    known, kept = pair.both()
     assert known is not None
     assert (known, kept.committed) == (kept.attempted, known - 1)
-    assert count.count(starting) is None
+    assert pair.start() is None
 
 
-def test_what_is_found_behind_is_remembered_until_it_is_settled(
-    count: Generation, database: Database, tmp_path: Path
-) -> None:
-    for _ in range(3):
-        count.count(starting)
-    database.write_now(lambda conn: conn.execute(sa.update(hosts).values(generation=1)))
-    assert count.count(starting) == "database"
-    assert count.count(starting) is None, "told once"
-    kept = generation.read(tmp_path)
+def test_what_is_found_behind_is_remembered_until_it_is_settled(pair: Pair) -> None:
+    pair.start(3)
+    pair.database.write_now(lambda conn: conn.execute(sa.update(hosts).values(generation=1)))
+    assert pair.start() == "database"
+    assert pair.start() is None, "told once"
+    kept = pair.read()
     assert (kept.older, kept.database, kept.directory) == ("database", 1, 3)
-    assert generation.absence_tells(tmp_path, kept.since - 1)
-    count.settled()
-    assert generation.read(tmp_path).older is None
+    assert generation.absence_tells(pair.home, kept.since - 1)
+    pair.generation.settled()
+    assert pair.read().older is None
 
-    (tmp_path / generation.FILE).unlink()
-    assert count.count(starting) == "directory"
-    kept = generation.read(tmp_path)
-    assert not generation.absence_tells(tmp_path, kept.since - 1)
-    assert generation.absence_tells(tmp_path, kept.since + 1), "what began since is not older"
+    pair.file.unlink()
+    assert pair.start() == "directory"
+    kept = pair.read()
+    assert not generation.absence_tells(pair.home, kept.since - 1)
+    assert generation.absence_tells(pair.home, kept.since + 1), "what began since is not older"
 
 
 def test_a_directory_that_cannot_be_written_keeps_no_worker_from_starting(
-    count: Generation,
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    pair: Pair, full: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    count.count(starting)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(generation, "write", full)
-    assert count.count(starting) is None
+    pair.start()
+    full()
+    assert pair.start() is None
     assert "No space left on device" in caplog.text
-    monkeypatch.undo()
-    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=1))
+    assert pair.both() == (1, Count(committed=1, attempted=1))
 
 
 @pytest.mark.parametrize(
@@ -157,59 +164,49 @@ def test_a_directory_that_cannot_be_written_keeps_no_worker_from_starting(
         '{"older": "database", "since": "x"}', '{"older": ["database"]}', '{"committed": NaN}',
     ],
 )  # fmt: skip
-def test_a_damaged_count_is_refused_with_its_path_and_can_be_removed(
-    count: Generation, database: Database, tmp_path: Path, text: str
-) -> None:
-    count.count(starting)
-    (tmp_path / generation.FILE).write_text(text)
-    with pytest.raises(HomeUnusable, match=f"{tmp_path}.*remove it"):
-        count.count(starting)
-    assert database.read_now(generation.in_database, HOST) == 1
-    (tmp_path / generation.FILE).unlink()
-    assert count.count(starting) == "directory", "which leaves alone what the directory does not know"
+def test_a_damaged_count_is_refused_with_its_path_and_can_be_removed(pair: Pair, text: str) -> None:
+    pair.start()
+    pair.file.write_text(text)
+    with pytest.raises(HomeUnusable, match=f"{pair.home}.*remove it"):
+        pair.start()
+    assert pair.database.read_now(generation.in_database, HOST) == 1
+    pair.file.unlink()
+    assert pair.start() == "directory", "which leaves alone what the directory does not know"
 
 
-def test_a_host_that_the_database_forgot_or_never_met_is_not_taken_for_a_restored_backup(
-    count: Generation, database: Database, tmp_path: Path
-) -> None:
-    for _ in range(3):
-        count.count(starting)
-    database.write_now(lambda conn: conn.execute(sa.delete(hosts)))
-    assert count.count(starting) is None
-    assert both(count, database, tmp_path) == (4, Count(committed=4, attempted=4))
+def test_a_host_that_the_database_forgot_or_never_met_is_not_taken_for_a_restored_backup(pair: Pair) -> None:
+    pair.start(3)
+    pair.database.write_now(lambda conn: conn.execute(sa.delete(hosts)))
+    assert pair.start() is None
+    assert pair.both() == (4, Count(committed=4, attempted=4))
 
 
 def test_a_worker_whose_directory_became_another_hosts_counts_nothing_there(
-    count: Generation, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(2):
-        count.count(starting)
-    (tmp_path / generation.FILE).unlink()
-    (tmp_path / "host_id").write_text("f" * 32 + "\n")
-    assert count.count(starting) is None
+    pair.start(2)
+    pair.file.unlink()
+    (pair.home / "host_id").write_text("f" * 32 + "\n")
+    assert pair.start() is None
     assert "another host's" in caplog.text
-    assert not (tmp_path / generation.FILE).exists()
+    assert not pair.file.exists()
 
 
 def test_a_lock_that_a_stopped_process_holds_and_a_full_disk_hold_nobody_up(
-    count: Generation, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, full: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation, "_LOCK_S", 0.1)
-    count.count(starting)
-    with (tmp_path / "generation.lock").open() as held:
+    pair.start()
+    with (pair.home / "generation.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert count.count(starting) is None
-        count.settled()
-    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=1))
-    (tmp_path / generation.FILE).unlink()
-    assert count.count(starting) == "directory"
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(generation, "write", full)
-    count.settled()
-    assert generation.read(tmp_path).older == "directory"
+        assert pair.start() is None
+        pair.generation.settled()
+    assert pair.both() == (1, Count(committed=1, attempted=1))
+    pair.file.unlink()
+    assert pair.start() == "directory"
+    full()
+    pair.generation.settled()
+    assert pair.read().older == "directory"
 
 
 # -- adoption, on both databases -------------------------------------------------------------------

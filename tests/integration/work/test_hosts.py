@@ -23,7 +23,6 @@ from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn
 from shellback.storage.tables import conversations, events, hosts, mailbox, notices, sessions, turns
 from shellback.work.approvals import approvals, sending
-from shellback.work.approvals.asking import Proposed
 from shellback.work.hosts import hosts as known_hosts
 from shellback.work.hosts.adopting import Here, Neighbours, give_up, move
 from shellback.work.notices.notices import Outbox
@@ -35,6 +34,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from tests.databases import wait_until_locked_out
 from tests.execs import origin, places, run, unstarted_engine
+from tests.items import PROPOSED
 from tests.sessions import EXITED, a_session
 from tests.watches import a_watch
 
@@ -141,12 +141,12 @@ class Bench:
     def all(self, table: sa.Table) -> list[Any]:
         return list(self.db.read_now(lambda conn: conn.execute(sa.select(table)).all()))
 
+    def close(self, item_id: str, epoch: int, outcome: str = "answered", **more: Any) -> str:
+        closed = Closing(conversation_id="c1", turn_id=item_id, epoch=epoch, outcome=outcome, **more)
+        return self.db.write_now(closing.close, self.queue, closed, None, [], None)
+
     def propose(self, item: WorkItem, epoch: int) -> str:
-        call = Proposed(call_key="k", tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
-        closed = Closing(
-            conversation_id="c1", turn_id=item.id, epoch=epoch, outcome="pending_approval", proposed=(call,)
-        )
-        self.db.write_now(closing.close, self.queue, closed, None, [], None)
+        self.close(item.id, epoch, "pending_approval", proposed=(PROPOSED,))
         return self.db.read_now(approvals.find)[0].id
 
 
@@ -225,22 +225,20 @@ async def test_a_host_that_beats_again_before_its_row_is_locked_keeps_everything
     assert bench.row().host_id == THERE
 
 
-def test_the_heartbeat_of_a_host_waits_while_somebody_settles_what_it_left(postgres_url: str) -> None:
+def test_the_heartbeat_of_a_host_waits_while_somebody_settles_what_it_left(postgres: Database) -> None:
     """Else it would go on beside the act that gives it up, each with a different truth."""
-    db = Database(postgres_url)
-    bench = Bench(db)
+    bench = Bench(postgres)
     beating = threading.Thread(target=lambda: bench.heard(THERE, ago=0.0))
 
     def settling(conn: sa.Connection) -> bool:
         assert known_hosts.held(conn, THERE, wait=False) is not None
         beating.start()
-        wait_until_locked_out(db, beating)
-        assert db.write_now(give_up, bench.here, THERE, "c1") is None
+        wait_until_locked_out(postgres, beating)
+        assert postgres.write_now(give_up, bench.here, THERE, "c1") is None
         return beating.is_alive()
 
-    assert db.write_now(settling)
+    assert postgres.write_now(settling)
     beating.join()
-    db.close()
 
 
 async def test_a_host_without_processes_and_news_is_left_alone(bench: Bench) -> None:
@@ -323,8 +321,6 @@ async def test_the_turn_that_was_only_cut_off_can_do_nothing_any_more(shared: Be
     await shared.sweep.once()
     stale = a_session(9, host_id=THERE, turn_id=item.id, epoch=epoch)
     db = shared.db
-    closed = Closing(conversation_id="c1", turn_id="another", epoch=epoch, outcome="answered", answer="late")
-    late = replace(closed, turn_id=item.id)
     with pytest.raises(StaleTurn):
         db.write_now(stopping.look, "c1", item.id, epoch, 1)
     with pytest.raises(StaleTurn):
@@ -333,8 +329,8 @@ async def test_the_turn_that_was_only_cut_off_can_do_nothing_any_more(shared: Be
     with pytest.raises(StaleTurn):
         db.write_now(store.begin, act)
     with pytest.raises(StaleTurn):
-        db.write_now(closing.close, shared.queue, closed, None, [], None)
-    assert db.write_now(closing.close, shared.queue, late, None, [], None) == "failed"
+        shared.close("another", epoch, answer="late")
+    assert shared.close(item.id, epoch, answer="late") == "failed"
     assert shared.enter(item, THERE).outcome == "failed"
 
 
@@ -371,8 +367,7 @@ async def test_a_follow_up_that_the_silent_host_has_enqueued_already_does_not_hi
     """An id that was used before enqueues nothing, ever: the new item needs one of its own."""
     item, epoch = shared.claimed()
     shared.send("more")
-    closed = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, outcome="answered", answer="yes")
-    shared.db.write_now(closing.close, shared.queue, closed, None, [], None)
+    shared.close(item.id, epoch, answer="yes")
     assert shared.queue.of(THERE) == ["CHAT", "CHAT", "FOLLOW_UP"]
     await shared.sweep.once()
     assert shared.queue.of(ELSEWHERE) == ["FOLLOW_UP"]

@@ -38,6 +38,7 @@ from shellback.work.turn.hearing import Hearing, notice
 from shellback.work.turn.live import LiveBlocks
 from shellback.work.turn.stopping import Wish
 from tests.execs import origin, places, unstarted_engine
+from tests.items import turn_deps
 from tests.sessions import a_session
 
 pytestmark = pytest.mark.anyio
@@ -109,9 +110,8 @@ class Scene:
             toolsets=[tools],
             capabilities=[Given(cast("Any", None), self.live)],
         )
-        deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=self.gate, began_at=0.0, seconds=1e12)
         said = parts(self.history)
-        result = await agent.run(text, deps=deps, message_history=self.history)
+        result = await agent.run(text, deps=turn_deps(gate=self.gate), message_history=self.history)
         kept = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
         now = parts(kept)
         assert now[: len(said)] == said, "what was said before is not what it was"
@@ -134,11 +134,7 @@ def shown(contents: list[object]) -> list[str]:
 
 
 @pytest.fixture
-def scene(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        return await fn()
-
-    monkeypatch.setattr(hearing, "recorded", unrecorded)
+def scene(database: Database, tmp_path: Path, unrecorded: None) -> Scene:
     workspace, home = places(tmp_path)
     return Scene(database, unstarted_engine(workspace, home, SqlSessionStore(database)), home)
 

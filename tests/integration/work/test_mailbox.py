@@ -33,17 +33,15 @@ def exit_news(talk: Talk, session_id: str) -> WorkItem:
 
 def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
     item = talk.send()
-    epoch = talk.epoch(item)
-    assert talk.take(item, epoch) == ["hello"]
+    epoch = talk.begun(item, "hello")
     assert talk.finish(item, epoch) == "answered"
     assert talk.conversation().state == "free"
     assert [item.id for item in talk.queue.items] == [item.id]
 
 
 def test_an_item_that_finds_the_conversation_claimed_ends_at_once_and_its_news_gets_a_follow_up(talk: Talk) -> None:
-    first, second = talk.send("one"), None
-    epoch = talk.epoch(first)
-    assert talk.take(first, epoch) == ["one"]
+    first = talk.send("one")
+    epoch = talk.begun(first, "one")
     second = talk.send("two")
     assert talk.enter(second).outcome == "busy"
     talk.finish(first, epoch)
@@ -55,8 +53,7 @@ def test_an_item_that_finds_the_conversation_claimed_ends_at_once_and_its_news_g
 
 def test_a_follow_up_is_as_urgent_as_the_most_urgent_news(talk: Talk) -> None:
     first = talk.send()
-    epoch = talk.epoch(first)
-    talk.take(first, epoch)
+    epoch = talk.begun(first)
     talk.send("low", priority=Priority.LOW, waiting=False)
     exit_news(talk, "s1")
     talk.finish(first, epoch)
@@ -65,8 +62,7 @@ def test_a_follow_up_is_as_urgent_as_the_most_urgent_news(talk: Talk) -> None:
 
 def test_taking_the_same_step_again_gives_the_same_rows_and_a_later_step_only_what_is_new(talk: Talk) -> None:
     item = talk.send("one")
-    epoch = talk.epoch(item)
-    assert talk.take(item, epoch, 0) == ["one"]
+    talk.begun(item, "one")
     again = talk.epoch(item)
     assert talk.take(item, again, 0) == ["one"]
     exit_news(talk, "s1")
@@ -97,13 +93,11 @@ def test_closing_again_returns_the_stored_outcome_and_changes_nothing(talk: Talk
 
 def test_news_the_agent_was_told_of_is_taken_back_when_the_turn_closes(talk: Talk) -> None:
     item = talk.send()
-    epoch = talk.epoch(item)
-    talk.take(item, epoch)
+    epoch = talk.begun(item)
     callback = exit_news(talk, "s1")
     exit_news(talk, "s2")
     talk.finish(item, epoch, told=frozenset({"s1"}))
-    epoch = talk.epoch(callback)
-    assert talk.take(callback, epoch) == ["exit"]
+    talk.begun(callback, "exit")
 
 
 def test_the_same_exit_is_news_once(talk: Talk) -> None:
@@ -114,8 +108,7 @@ def test_the_same_exit_is_news_once(talk: Talk) -> None:
 
 def test_pending_calls_block_and_the_last_decision_resumes_once(talk: Talk) -> None:
     item = talk.send()
-    epoch = talk.epoch(item)
-    talk.take(item, epoch)
+    epoch = talk.begun(item)
     two = (PROPOSED, replace(PROPOSED, call_key="k2", tool_call_id="t2", digest="d2"))
     talk.finish(item, epoch, outcome="pending_approval", answer=None, proposed=two)
     assert (talk.conversation().state, talk.conversation().blocked_reason) == ("blocked", "approval")
@@ -138,8 +131,7 @@ def decide(talk: Talk, request_id: str, decision: Any) -> Any:
 
 def ask(talk: Talk, ttl_s: float = 3600.0) -> approvals.Request:
     item = talk.send()
-    epoch = talk.epoch(item)
-    talk.take(item, epoch)
+    epoch = talk.begun(item)
     talk.finish(item, epoch, outcome="pending_approval", answer=None, proposed=(PROPOSED,), ttl_s=ttl_s)
     return talk.db.read_now(approvals.find, state="pending")[0]
 
@@ -179,16 +171,14 @@ def test_interrupting_denies_what_waits_and_the_message_is_heard_with_it(talk: T
 def test_a_dead_turn_gives_its_news_back_and_three_in_a_row_set_the_conversation_aside(talk: Talk) -> None:
     item = talk.send()
     for strike in range(3):
-        epoch = talk.epoch(item)
-        talk.take(item, epoch)
+        talk.begun(item)
         assert talk.die() == ("set_aside" if strike == 2 else "retried")
         if strike < 2:
             item = talk.queue.items[-1]
             assert item.type is ItemType.RETRY
     assert (talk.conversation().state, talk.conversation().blocked_reason) == ("blocked", "set_aside")
     again = talk.send("try again")
-    epoch = talk.epoch(again)
-    assert talk.take(again, epoch) == ["hello", "turn_failed", "turn_failed", "turn_failed", "try again"]
+    talk.begun(again, "hello", "turn_failed", "turn_failed", "turn_failed", "try again")
 
 
 def test_wakes_without_a_person_are_bounded_and_a_message_ends_the_block(talk: Talk) -> None:
@@ -203,8 +193,7 @@ def test_wakes_without_a_person_are_bounded_and_a_message_ends_the_block(talk: T
             assert entry.outcome == "busy"
     assert talk.conversation().blocked_reason == "wake_limit"
     message = talk.send("go on")
-    epoch = talk.epoch(message, chain=2)
-    assert talk.take(message, epoch) == ["exit", "go on"]
+    talk.begun(message, "exit", "go on", chain=2)
 
 
 def test_wakes_in_an_hour_are_bounded(talk: Talk) -> None:
@@ -232,8 +221,7 @@ def test_an_unknown_approval_is_refused_by_name(talk: Talk) -> None:
 
 def test_items_that_have_nothing_to_tell_end_without_a_claim_and_wear_nothing_out(talk: Talk) -> None:
     callbacks = [exit_news(talk, f"s{number}") for number in range(10)]
-    epoch = talk.epoch(callbacks[0], chain=2)
-    talk.take(callbacks[0], epoch)
+    epoch = talk.begun(callbacks[0], chain=2)
     talk.finish(callbacks[0], epoch)
     assert {talk.enter(callback, chain=2).outcome for callback in callbacks[1:]} == {"nothing"}
     assert (talk.conversation().state, talk.conversation().chain) == ("free", 1)
@@ -241,14 +229,12 @@ def test_items_that_have_nothing_to_tell_end_without_a_claim_and_wear_nothing_ou
 
 def test_a_message_heard_through_a_follow_up_is_a_persons_and_begins_a_new_chain(talk: Talk) -> None:
     callback = exit_news(talk, "s0")
-    epoch = talk.epoch(callback, chain=1)
-    talk.take(callback, epoch)
+    epoch = talk.begun(callback, chain=1)
     assert talk.enter(talk.send("listen")).outcome == "busy"
     talk.finish(callback, epoch)
     follow = talk.queue.items[-1]
     assert follow.type is ItemType.FOLLOW_UP
-    epoch = talk.epoch(follow, chain=1)
-    assert talk.take(follow, epoch) == ["listen"]
+    talk.begun(follow, "listen", chain=1)
 
 
 def test_a_clock_that_decides_is_no_person(talk: Talk) -> None:
@@ -260,8 +246,7 @@ def test_a_clock_that_decides_is_no_person(talk: Talk) -> None:
 
 def test_rows_the_history_does_not_have_are_unread_again_after_the_closing(talk: Talk) -> None:
     item = talk.send("one")
-    epoch = talk.epoch(item)
-    assert talk.take(item, epoch) == ["one"]
+    epoch = talk.begun(item, "one")
     exit_news(talk, "s1")
     assert talk.take(item, epoch, 1) == ["exit"]
     first = talk.taken(item)[:1]
@@ -275,8 +260,7 @@ def test_a_closed_turn_never_claims_again_however_late_its_other_execution_looks
     """The second execution waits for the row while the first closes; then it has to see that it is closed."""
     talk = Talk(postgres)
     item = talk.send()
-    epoch = talk.epoch(item)
-    talk.take(item, epoch)
+    epoch = talk.begun(item)
     heard = frozenset(talk.taken(item))
     outcomes: list[str | None] = []
     late = threading.Thread(target=lambda: outcomes.append(talk.enter(item).outcome))

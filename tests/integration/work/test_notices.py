@@ -23,16 +23,11 @@ from shellback.settings import Settings, SettingsError, plain_environment
 from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable
 from shellback.storage.tables import notices as rows
-from shellback.work.approvals import sending
-from shellback.work.approvals.asking import Proposed
 from shellback.work.notices import notices, notifier
 from shellback.work.notices.notices import Outbox
 from shellback.work.notices.notifier import Command, Notifier, NotSent, Target, Webhook
-from shellback.work.turn import claims
-from shellback.work.turn.claims import Wakes
-from shellback.work.turn.closing import Closing, close
 from shellback.work.worker.worker import WorkerConfig
-from tests.items import NotedEnqueuer
+from tests.items import PROPOSED, Talk
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 30.0
@@ -236,32 +231,18 @@ def _all_of(fd: int) -> bytes:
         return file.read()
 
 
-async def test_an_approval_is_told_once_however_often_its_turn_is_closed(database: Database) -> None:
-    queue = NotedEnqueuer()
-    sent = database.write_now(sending.send, queue, "c1", "hello", host_id="h")
-    item = next(item for item in queue.items if item.id == sent.item_id)
-    epoch = database.write_now(claims.enter, item, executor_id="w1", wakes=Wakes()).epoch
-    assert epoch is not None
-    call = Proposed(
-        call_key="k1", tool_call_id="t1", tool_name="execute", args={}, display={"command": "make"}, digest="d1"
-    )
-    for outbox in (BOX, BOX):
-        closing = Closing(
-            conversation_id="c1",
-            turn_id=item.id,
-            epoch=epoch,
-            outcome="pending_approval",
-            proposed=(call,),
-            outbox=outbox,
-        )
-        database.write_now(close, queue, closing, None, [], None)
-    (row,) = found(database)
+async def test_an_approval_is_told_once_however_often_its_turn_is_closed(talk: Talk) -> None:
+    item = talk.send()
+    epoch = talk.epoch(item)
+    for _ in range(2):
+        talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=BOX)
+    (row,) = found(talk.db)
     assert row.payload["approval"]["tool"] == "execute"
-    assert row.payload["approval"]["display"] == {"command": "make"}
+    assert row.payload["approval"]["display"] == PROPOSED.display
     assert row.payload["approval"]["id"] in row.payload["text"]
-    put(database, "k2")
-    put(database, "k2")
-    assert [row.kind for row in found(database)] == ["approval", "alarm"]
+    put(talk.db, "k2")
+    put(talk.db, "k2")
+    assert [row.kind for row in found(talk.db)] == ["approval", "alarm"]
 
 
 async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from shellback.exec.wire import crashpoints
 from shellback.storage import history, retention, rules, sessions
 from shellback.storage import tables as t
 from shellback.storage.db import Database
-from shellback.work.approvals import approvals, asking, sending
+from shellback.work.approvals import approvals, sending
 from shellback.work.hosts.sweep import undelivered
 from shellback.work.queue import mailbox
 from shellback.work.queue.callbacks import CallbackSink
@@ -40,6 +40,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from shellback.work.worker.retention import DAY_S, Ages, Retention
 from shellback.work.worker.worker import Worker, WorkerConfig
+from tests.items import PROPOSED
 from tests.sessions import EXITED, a_session
 from tests.stage import stage
 from tests.supervisors import crash_points
@@ -118,9 +119,7 @@ class World:
         """A conversation with everything in it: message, approval, call, session, wake, history."""
         item = self.send(name)
         epoch = self.enter(item, name)
-        call = asking.Proposed(
-            call_key=f"call-{next(numbers)}", tool_call_id="1", tool_name="execute", args={}, display={}, digest="d"
-        )
+        call = replace(PROPOSED, call_key=f"call-{next(numbers)}")
         self.close(item, name, epoch, outcome="pending_approval", answer=None, proposed=(call,))
         (request,) = self.db.read_now(approvals.find, conversation_id=name, state="pending")
         self.db.write_now(approvals.decide, self.queue, request.id, "denied", by="t", surface="t")
@@ -217,14 +216,8 @@ async def test_an_idle_conversation_goes_whole_and_its_name_can_be_used_anew(wor
     epoch = world.enter(item, "c1")
     world.db.write_now(stopping.look, "c1", item, epoch, 0)
     world.send("c1", "one more")
-    world.db.write_now(
-        closing.close,
-        world.queue,
-        Closing(conversation_id="c1", turn_id=item, epoch=epoch, outcome="nothing"),
-        None,
-        [],
-        None,
-    )
+    nothing = Closing(conversation_id="c1", turn_id=item, epoch=epoch, outcome="nothing")
+    world.db.write_now(closing.close, world.queue, nothing, None, [], None)
     assert f"FOLLOW_UP:c1:{epoch}" in world.of_dbos()
 
 
@@ -286,8 +279,7 @@ async def test_what_lives_waits_or_is_unheard_stays_whatever_its_age(world: Worl
     running = world.send("running")
     world.enter(running, "running")
     asked = world.send("asking")
-    call = asking.Proposed(call_key="k", tool_call_id="1", tool_name="x", args={}, display={}, digest="d")
-    world.close(asked, "asking", world.enter(asked, "asking"), outcome="pending_approval", proposed=(call,))
+    world.close(asked, "asking", world.enter(asked, "asking"), outcome="pending_approval", proposed=(PROPOSED,))
     pending = world.turn("pending")
     world.age(1000)
     world.db.write_now(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -22,11 +21,11 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import closing, hearing, stopping
+from shellback.work.turn import closing, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing, Stopped
 from shellback.work.turn.stopping import NEXT, Stopping, Wish
-from tests.items import HOST, PROPOSED, Talk
+from tests.items import HOST, PROPOSED, Talk, turn_deps
 
 
 class Desk(Talk):
@@ -37,6 +36,13 @@ class Desk(Talk):
     def look(self, item: WorkItem, epoch: int, step: int) -> tuple[list[str], str | None]:
         letters, wish = self.db.write_now(stopping.look, "c1", item.id, epoch, step)
         return [str(letter.payload.get("text")) for letter in letters], wish.by if wish else None
+
+    def hears(self, item: WorkItem, *texts: str, by: str | None) -> int:
+        """The epoch of a turn that begins with these texts, and is then to end where somebody wished it."""
+        epoch = self.epoch(item)
+        assert self.begin(item, epoch) == list(texts)
+        assert self.look(item, epoch, 1) == ([], by)
+        return epoch
 
     def stop(self, by: str = "ann") -> Stopping:
         return self.db.write_now(stopping.stop, self.queue, "c1", by=by)
@@ -124,15 +130,11 @@ def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_w
     item = talk.send("one")
     assert talk.stop().reach == "queued"
     talk.say("two")
-    epoch = talk.epoch(item)
-    assert talk.begin(item, epoch) == ["one"]
-    assert talk.look(item, epoch, 1) == ([], "ann")
+    epoch = talk.hears(item, "one", by="ann")
     talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
     follow = talk.queue.items[-1]
     assert follow.type is ItemType.FOLLOW_UP
-    epoch = talk.epoch(follow)
-    assert talk.begin(follow, epoch) == ["two"]
-    assert talk.look(follow, epoch, 1) == ([], None)
+    talk.hears(follow, "two", by=None)
 
 
 def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(
@@ -156,9 +158,7 @@ def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> Non
     talk.stop()
     talk.say("two")
     talk.stop("ben")
-    epoch = talk.epoch(item)
-    assert talk.begin(item, epoch) == ["one", "two"]
-    assert talk.look(item, epoch, 1) == ([], "ann")
+    talk.hears(item, "one", "two", by="ann")
 
 
 def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(
@@ -171,14 +171,10 @@ def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behin
     talk.stop()
     assert talk.die() == "retried"
     retry = talk.queue.items[-1]
-    epoch = talk.epoch(retry)
-    assert talk.begin(retry, epoch) == ["one", "turn_failed"]
-    assert talk.look(retry, epoch, 1) == ([], "ann")
+    epoch = talk.hears(retry, "one", "turn_failed", by="ann")
     talk.finish(retry, epoch, "stopped", answer="Stopped by ann.")
     follow = talk.queue.items[-1]
-    epoch = talk.epoch(follow)
-    assert talk.begin(follow, epoch) == ["behind"]
-    assert talk.look(follow, epoch, 1) == ([], None)
+    talk.hears(follow, "behind", by=None)
 
 
 def test_more_messages_than_one_turn_takes_are_all_stopped(talk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +189,10 @@ def test_more_messages_than_one_turn_takes_are_all_stopped(talk: Desk, monkeypat
     talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
     assert talk.db.read_now(stopping.settled, "c1", None, 0.0) is None
     follow = talk.queue.items[-1]
-    epoch = talk.epoch(follow)
-    assert talk.begin(follow, epoch) == ["3"]
-    assert talk.look(follow, epoch, 1) == ([], "ann")
+    epoch = talk.hears(follow, "3", by="ann")
     talk.finish(follow, epoch, "stopped", answer="Stopped by ann.")
     follow = talk.queue.items[-1]
-    epoch = talk.epoch(follow)
-    assert talk.begin(follow, epoch) == ["later"]
-    assert talk.look(follow, epoch, 1) == ([], None)
+    talk.hears(follow, "later", by=None)
 
 
 def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(talk: Desk) -> None:
@@ -259,10 +251,15 @@ def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_
     assert (settled.turn_id, settled.outcome) == (resume.id, "stopped")
 
 
+async def results_of(agent: Agent[TurnDeps]) -> list[ToolReturnPart]:
+    with capture_run_messages() as messages, pytest.raises(Stopped, match="Stopped by ann"):
+        await agent.run("go", deps=turn_deps())
+    return [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+
+
 @pytest.mark.anyio
-async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_first_has_its_result(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("unrecorded")
+async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_first_has_its_result() -> None:
     ran: list[str] = []
     asked = 0
 
@@ -279,15 +276,11 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
         async def ended(self, session_id: SessionId) -> bool:
             return False
 
-    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        return await fn()
-
     def respond(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         nonlocal asked
         asked += 1
         return ModelResponse(parts=[ToolCallPart("act", {"word": word}, word) for word in ("one", "two")])
 
-    monkeypatch.setattr(hearing, "recorded", unrecorded)
     tools = FunctionToolset[TurnDeps]()
 
     @tools.tool_plain(metadata={"category": "exec"}, sequential=True)
@@ -298,10 +291,7 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
     agent = Agent(
         FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Wishful(cast("Any", None))]
     )
-    deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
-    with capture_run_messages() as messages, pytest.raises(Stopped, match="Stopped by ann"):
-        await agent.run("go", deps=deps)
-    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    results = await results_of(agent)
     assert (ran, asked) == (["one"], 1)
     assert [(part.outcome, str(part.content)) for part in results] == [
         ("success", "did one"),
@@ -310,11 +300,12 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
 
 
 @pytest.mark.anyio
+@pytest.mark.usefixtures("unrecorded")
 @pytest.mark.parametrize(
     ("ended", "said"), [(True, "did it"), (False, "Nothing more was done: ann stopped this turn.")]
 )
 async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebody_wants_the_turn_to_end(
-    monkeypatch: pytest.MonkeyPatch, ended: bool, said: str
+    ended: bool, said: str
 ) -> None:
     class Wishful(Hearing):
         async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
@@ -326,10 +317,6 @@ async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebod
         async def ended(self, session_id: SessionId) -> bool:
             return ended
 
-    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        return await fn()
-
-    monkeypatch.setattr(hearing, "recorded", unrecorded)
     tools = FunctionToolset[TurnDeps]()
 
     @tools.tool_plain(metadata={"category": "exec"})
@@ -342,8 +329,4 @@ async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebod
         toolsets=[tools],
         capabilities=[Wishful(cast("Any", None))],
     )
-    deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
-    with capture_run_messages() as messages, pytest.raises(Stopped):
-        await agent.run("go", deps=deps)
-    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
-    assert [str(part.content) for part in results] == [said]
+    assert [str(part.content) for part in await results_of(agent)] == [said]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import SessionId
+from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.storage.db import Database
+from shellback.storage.session_rows import to_row
 from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
 from shellback.work.approvals import approvals, asking, sending
-from shellback.work.approvals.asking import Proposed
 from shellback.work.hosts import sweep
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.queue.items import WorkItem
-from shellback.work.turn import claims, stopping
-from shellback.work.turn.claims import Wakes
-from tests.items import NotedEnqueuer
+from tests.items import HOST, PROPOSED, NotedEnqueuer, Talk, a_worker
+from tests.sessions import EXITED, a_session
 
-HOST = "host1"
 pytestmark = pytest.mark.anyio
 
 
@@ -67,10 +65,9 @@ class FakeProcesses:
         self.abandoned.append(session_id)
 
 
-class Bench:
+class Bench(Talk):
     def __init__(self, db: Database) -> None:
-        self.db = db
-        self.queue = NotedEnqueuer()
+        super().__init__(db)
         self.client = FakeClient(self.queue)
         self.processes = FakeProcesses()
         client: Any = self.client
@@ -78,11 +75,8 @@ class Bench:
 
     def claimed(self) -> WorkItem:
         """A conversation whose turn took its message and has been silent for a while."""
-        sent = self.db.write_now(sending.send, self.queue, "c1", "hello", host_id=HOST)
-        item = next(item for item in self.queue.items if item.id == sent.item_id)
-        entry = self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes())
-        assert entry.epoch is not None
-        self.db.write_now(stopping.look, "c1", item.id, entry.epoch, 0)
+        item = self.send()
+        self.begun(item)
         self.age()
         return item
 
@@ -96,20 +90,16 @@ class Bench:
         self.db.write_now(act)
 
     def worker(self, version: str = "v1") -> None:
-        now = time.time()
-        row = {
-            "executor_id": "w1",
-            "host_id": HOST,
-            "pid": 1,
-            "boot_id": "b",
-            "version": version,
-            "started_at": now,
-            "heartbeat_at": now,
-        }
+        row = a_worker("w1", HOST, time.time(), version=version)
         self.db.write_now(lambda conn: conn.execute(sa.insert(workers).values(row)))
 
+    def session(self, item: WorkItem, number: int, **more: Any) -> None:
+        """One that the turn of this item waits for."""
+        row = to_row(a_session(number, turn_id=item.id, epoch=1, host_id=HOST, delivery=Delivery.INLINE, **more))
+        self.db.write_now(lambda conn: conn.execute(sa.insert(sessions).values(row)))
+
     def state(self) -> str:
-        return self.db.read_now(lambda conn: conn.execute(sa.select(conversations.c.state)).scalar_one())
+        return self.conversation().state
 
 
 @pytest.fixture
@@ -138,10 +128,11 @@ async def test_a_turn_that_a_living_worker_has_is_left_alone(bench: Bench, statu
     assert bench.state() == "claimed"
 
 
-async def test_a_turn_of_a_version_nobody_runs_is_cancelled_and_tried_again(bench: Bench) -> None:
+@pytest.mark.parametrize("status", ["ENQUEUED", "PENDING"])
+async def test_a_turn_of_a_version_nobody_runs_is_cancelled_and_tried_again(bench: Bench, status: str) -> None:
     bench.worker("v2")
     item = bench.claimed()
-    bench.client.found[item.id] = Found(item.id, "PENDING", app_version="v1")
+    bench.client.found[item.id] = Found(item.id, status, app_version="v1")
     await bench.sweep.once()
     assert bench.client.cancelled == [item.id]
     assert bench.state() == "free"
@@ -149,12 +140,12 @@ async def test_a_turn_of_a_version_nobody_runs_is_cancelled_and_tried_again(benc
 
 async def test_unread_news_without_an_item_gets_one_and_with_one_does_not(bench: Bench) -> None:
     bench.worker()
-    sent = bench.db.write_now(sending.send, bench.queue, "c1", "hello", host_id=HOST)
+    item = bench.send()
     bench.age()
-    bench.client.found[sent.item_id] = Found(sent.item_id, "ENQUEUED", None, None)
+    bench.client.found[item.id] = Found(item.id, "ENQUEUED", None, None)
     await bench.sweep.once()
     assert len(bench.queue.items) == 1
-    del bench.client.found[sent.item_id]
+    del bench.client.found[item.id]
     await bench.sweep.once()
     assert [item.type.value for item in bench.queue.items] == ["CHAT", "FOLLOW_UP"]
 
@@ -176,7 +167,7 @@ async def test_conversations_whose_items_wait_do_not_hide_the_forgotten_ones_beh
 async def test_a_request_expires_by_the_clock_of_its_own_host(bench: Bench) -> None:
     for name, host_id in (("ours", HOST), ("theirs", "host2")):
         sent = bench.db.write_now(sending.send, bench.queue, name, "hello", host_id=host_id)
-        call = Proposed(call_key=name, tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
+        call = replace(PROPOSED, call_key=name)
         bench.db.write_now(asking.ask, name, sent.item_id, 1, [call], ttl_s=-1.0)
     await bench.sweep.once()
     states = {one.conversation_id: one.state for one in bench.db.read_now(approvals.find)}
@@ -185,9 +176,8 @@ async def test_a_request_expires_by_the_clock_of_its_own_host(bench: Bench) -> N
 
 async def test_what_a_dead_turn_waited_for_is_handed_over_and_what_it_never_started_is_given_up(bench: Bench) -> None:
     item = bench.claimed()
-    bench.db.write_now(
-        lambda conn: conn.execute(sa.insert(sessions), [_row(item, "s1", "running"), _row(item, "s2", "claimed")])
-    )
+    for number, state in ((1, SessionState.RUNNING), (2, SessionState.CLAIMED)):
+        bench.session(item, number, state=state)
     await bench.sweep.once()
     bench.age()
     await bench.sweep.once()
@@ -198,39 +188,11 @@ async def test_what_a_dead_turn_waited_for_is_handed_over_and_what_it_never_star
 
 async def test_an_end_that_a_dead_turn_was_never_told_is_handed_over(bench: Bench) -> None:
     item = bench.claimed()
-    row = {**_row(item, "s1", "exited"), "end": {"state": "exited"}, "ended_at": 0.0}
-    bench.db.write_now(lambda conn: conn.execute(sa.insert(sessions), [row]))
+    bench.session(item, 1, state=EXITED.state, end=EXITED)
     await bench.sweep.once()
     bench.age()
     await bench.sweep.once()
     assert bench.processes.handed == ["s1"]
-
-
-def _row(item: WorkItem, session_id: str, state: str) -> dict[str, Any]:
-    texts = ("tool_call_id", "boot_id", "backend", "profile", "command", "cwd", "workspace", "lifetime", "log_path")
-    flags = ("pty", "background", "separate_stderr", "stdin_open")
-    return {
-        **dict.fromkeys(texts, "x"),
-        **dict.fromkeys(flags, False),
-        "id": session_id,
-        "conversation_id": "c1",
-        "turn_id": item.id,
-        "epoch": 1,
-        "host_id": HOST,
-        "uid": 1,
-        "delivery": "inline",
-        "state": state,
-        "created_at": 0.0,
-    }
-
-
-async def test_a_turn_that_waits_for_a_version_nobody_runs_is_tried_again(bench: Bench) -> None:
-    bench.worker("v2")
-    item = bench.claimed()
-    bench.client.found[item.id] = Found(item.id, "ENQUEUED", app_version="v1")
-    await bench.sweep.once()
-    assert bench.client.cancelled == [item.id]
-    assert bench.state() == "free"
 
 
 async def test_our_own_turns_are_those_of_a_living_worker_whatever_the_clock_says(bench: Bench) -> None:

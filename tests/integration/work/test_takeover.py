@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.executor_lock import hold_executor
-from shellback.storage.tables import conversations, mailbox, notices, turns, workers
-from shellback.work.approvals import sending
+from shellback.storage.tables import mailbox, notices, turns, workers
 from shellback.work.hosts import roster
 from shellback.work.hosts.takeover import GRACE_S, Takeover
 from shellback.work.notices.notices import Outbox
@@ -29,9 +28,9 @@ from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
 from shellback.work.turn.turn import TurnRunner
 from shellback.work.worker import worker as working
 from tests.databases import wait_until_locked_out
-from tests.items import NotedEnqueuer
+from tests.items import HOST, Talk, a_worker
 
-HOST, VERSION = "host1", "v1"
+VERSION = "v1"
 pytestmark = pytest.mark.anyio
 
 
@@ -93,8 +92,7 @@ class Bench:
 
         def act(conn: sa.Connection) -> None:
             then = rows.now(conn) - quiet_s
-            row = {"executor_id": name, "host_id": HOST, "pid": 1, "boot_id": "b", "version": version}
-            row |= {"started_at": then, "heartbeat_at": then, "stopped_at": then if stopped else None}
+            row = a_worker(name, HOST, then, version, stopped_at=then if stopped else None)
             conn.execute(sa.insert(workers).values(row))
 
         self.db.write_now(act)
@@ -104,11 +102,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(postgres_url: str, tmp_path: Path) -> Iterator[Bench]:
+def bench(postgres: Database, tmp_path: Path) -> Iterator[Bench]:
     with ExitStack() as stack:
-        db = Database(postgres_url)
-        stack.callback(db.close)
-        made = Bench(db, tmp_path, stack)
+        made = Bench(postgres, tmp_path, stack)
         made.worker("b")
         yield made
 
@@ -164,9 +160,7 @@ async def test_a_worker_that_lives_is_known_however_many_came_after_it_and_went(
 
     def come_and_go(conn: sa.Connection) -> None:
         then = rows.now(conn) - 100
-        row = {"host_id": HOST, "pid": 1, "boot_id": "b", "version": VERSION, "started_at": then}
-        gone = [row | {"executor_id": f"w{n}", "heartbeat_at": then, "stopped_at": then} for n in range(201)]
-        conn.execute(sa.insert(workers), gone)
+        conn.execute(sa.insert(workers), [a_worker(f"w{n}", HOST, then, stopped_at=then) for n in range(201)])
 
     bench.db.write_now(come_and_go)
     bench.at("alive")
@@ -216,9 +210,9 @@ async def test_a_worker_without_its_own_lock_judges_nobody(bench: Bench) -> None
 
 
 async def test_the_conversation_says_who_lost_its_turn(bench: Bench) -> None:
-    sent = bench.db.write_now(sending.send, NotedEnqueuer(), "c1", "hello", host_id=HOST)
+    sent = Talk(bench.db).send()
     bench.worker("a", held=False, quiet_s=GRACE_S + 1)
-    bench.client.items.append(Item(sent.item_id, "a"))
+    bench.client.items.append(Item(sent.id, "a"))
     await bench.takeover.once()
     told = [event for event in bench.db.read_now(stream.after, "c1", 0) if event.kind == roster.TAKEN_OVER]
     assert "worker a is dead (its lock is free; last heard of 6 s ago)" in told[0].payload["text"]
@@ -265,16 +259,11 @@ def test_a_worker_that_lost_its_name_does_not_say_that_its_successor_has_stopped
     assert (found is not None) is stopped
 
 
-async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_with_an_alarm(
-    database: Database,
-) -> None:
-    queue = NotedEnqueuer()
-    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
-    (item,) = queue.items
+async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_with_an_alarm(talk: Talk) -> None:
+    item = talk.send()
 
-    def enter(one: WorkItem) -> claims.Entry:
-        outbox = Outbox(on=True)
-        return database.write_now(claims.enter, one, executor_id="w", wakes=Wakes(), outbox=outbox)
+    def enter(one: WorkItem) -> Entry:
+        return talk.db.write_now(claims.enter, one, executor_id="w", wakes=Wakes(), outbox=Outbox(on=True))
 
     epochs = [enter(item).epoch for _ in range(RECOVERIES)]
     assert epochs == [*range(1, RECOVERIES + 1)]
@@ -284,16 +273,15 @@ async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_
 
     def look(conn: sa.Connection) -> Any:
         kept = conn.execute(sa.select(mailbox.c.kind, mailbox.c.state).order_by(mailbox.c.id)).all()
-        row = conn.execute(sa.select(conversations.c.state, conversations.c.blocked_reason)).one()
-        turn = conn.execute(sa.select(turns.c.outcome).where(turns.c.id == sent.item_id)).scalar_one()
-        return [tuple(one) for one in kept], tuple(row), turn, conn.execute(sa.select(notices.c.kind)).scalars().all()
+        turn = conn.execute(sa.select(turns.c.outcome).where(turns.c.id == item.id)).scalar_one()
+        return [tuple(one) for one in kept], turn, conn.execute(sa.select(notices.c.kind)).scalars().all()
 
-    kept, row, outcome, alarms = database.read_now(look)
+    kept, outcome, alarms = talk.db.read_now(look)
+    row = talk.conversation()
     assert kept == [("message", "unread"), ("turn_failed", "unread")]
-    assert (row, outcome, alarms) == (("blocked", "set_aside"), "failed", ["set_aside"])
-    assert enter(item) == claims.Entry(outcome="failed")
-    database.write_now(sending.send, queue, "c1", "again", host_id=HOST)
-    assert enter(queue.items[-1]).epoch == RECOVERIES + 1
+    assert (row.state, row.blocked_reason, outcome, alarms) == ("blocked", "set_aside", "failed", ["set_aside"])
+    assert enter(item) == Entry(outcome="failed")
+    assert enter(talk.send("again")).epoch == RECOVERIES + 1
 
 
 async def test_a_turn_of_our_own_that_nothing_executes_any_more_goes_on_at_the_second_look(database: Database) -> None:

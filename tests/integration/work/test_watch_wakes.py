@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -32,7 +31,7 @@ from shellback.work.turn import hearing
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import texts_of
 from shellback.work.turn.stopping import Wish
-from tests.items import HOST, Talk
+from tests.items import HOST, Talk, turn_deps
 from tests.sessions import EXITED, a_session
 from tests.watches import a_hit, a_watch
 
@@ -163,8 +162,7 @@ def test_ends_and_hits_near_each_other_are_one_turn(talk: Talk) -> None:
 
 def test_hits_count_as_wakes_without_a_person(talk: Talk) -> None:
     fire(talk, a_hit(1, payload=FOUND), a_watch())
-    epoch = talk.epoch(talk.queue.items[0])
-    talk.letters(talk.queue.items[0], epoch)
+    epoch = talk.begun(talk.queue.items[0])
     talk.close(talk.queue.items[0], epoch, answer="done", heard=frozenset({1}))
     fire(talk, a_hit(2, payload=FOUND))
     worn = talk.enter(talk.queue.items[1], chain=1)
@@ -195,7 +193,8 @@ def test_the_trace_of_a_hit_goes_on_from_the_turn_that_placed_the_watch(talk: Ta
     assert talk.db.read_now(tracing.cause_of, lost) is None
 
 
-def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unrecorded")
+def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again() -> None:
     """What was cut is not read; a hit that lies in what was read whole is left to the closing."""
 
     def letter(number: int, start: int, end: int) -> Letter:
@@ -209,10 +208,6 @@ def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again(monkeypatch: pyt
         async def wished(self, deps: TurnDeps) -> Wish | None:
             return None
 
-    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
-        return await fn()
-
-    monkeypatch.setattr(hearing, "recorded", unrecorded)
     tools = FunctionToolset[TurnDeps]()
 
     @tools.tool_plain(metadata={"category": "process"})
@@ -226,7 +221,7 @@ def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again(monkeypatch: pyt
         return ModelResponse(parts=[TextPart("done") if asked else ToolCallPart("poll", {}, "one")])
 
     agent = Agent(FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Given(cast("Any", None))])
-    deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
+    deps = turn_deps()
     history = asyncio.run(agent.run("go", deps=deps)).all_messages_json().decode()
     assert deps.read == [("s1", 0, 30)]
     assert [letter.id for letter in deps.letters] == [2]

@@ -13,6 +13,7 @@ from pydantic_ai.models.test import TestModel
 
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
+from tests.items import turn_deps
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -33,10 +34,6 @@ def agent() -> Agent[TurnDeps, str]:
     return Agent(TestModel(), deps_type=TurnDeps, capabilities=[Deaf(cast("Any", None))])
 
 
-def turn(seconds: float = 60.0) -> TurnDeps:
-    return TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=seconds)
-
-
 async def test_a_function_that_does_not_return_is_left_when_the_time_of_a_turn_is_over() -> None:
     awake, mine = threading.Event(), agent()
 
@@ -51,7 +48,7 @@ async def test_a_function_that_does_not_return_is_left_when_the_time_of_a_turn_i
         return "awake"
 
     try:
-        said = (await mine.run("go", deps=turn(0.2))).output
+        said = (await mine.run("go", deps=turn_deps(seconds=0.2))).output
     finally:
         awake.set()
     assert said.count("it had not returned after 0.2 s") == 2
@@ -67,7 +64,7 @@ async def test_a_turn_that_is_cancelled_in_a_tool_is_cancelled() -> None:
         await asyncio.sleep(60)
         return "awake"
 
-    running = asyncio.ensure_future(mine.run("go", deps=turn()))
+    running = asyncio.ensure_future(mine.run("go", deps=turn_deps()))
     await began.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -85,11 +82,11 @@ async def test_what_a_tool_raises_to_some_effect_has_that_effect() -> None:
             raise ModelRetry("once more")
         return "well"
 
-    assert (await mine.run("go", deps=turn())).output == '{"again":"well"}'
+    assert (await mine.run("go", deps=turn_deps())).output == '{"again":"well"}'
 
     @mine.tool_plain
     def misused() -> str:
         raise UserError("not like this")
 
     with pytest.raises(UserError, match="not like this"):
-        await mine.run("go", deps=turn())
+        await mine.run("go", deps=turn_deps())
