@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import call_key
-from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId
+from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import check_size
 from shellback.exec.log.output import Slice
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import Executed, PersistentShells, shell_command
@@ -35,6 +36,11 @@ def check_timeout(_: Engine, args: Args) -> None:
     timeout = args.get("timeout")
     if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
         raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
+
+
+def size_in_range(_: Engine, args: Args) -> None:
+    """Raise InvalidCommand if `rows` or `cols` is out of range."""
+    check_size(WindowSize(args["rows"], args["cols"]))
 
 
 def start_spec(engine: Engine, args: Args) -> CommandSpec:

@@ -6,13 +6,13 @@ from typing import Any
 
 from shellback.exec.core import limits
 from shellback.exec.core.model import Session, WindowSize
-from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.sessions import Listed, check_input, check_size
+from shellback.exec.engine.sessions import Listed, check_input
 from shellback.exec.engine.waiting import waiting
 from shellback.exec.log.output import OutputLog, Slice
 from shellback.exec.reports.render import err_measured, err_path, facts, inside, killed_text, measured, polled
 from shellback.exec.terminals.keys import Typing
 from shellback.exec.terminals.screen import screen_text
+from shellback.exec.tools.shell_calls import size_in_range
 from shellback.exec.tools.tool import Args, ExecTool, Invocation, Result
 
 
@@ -23,14 +23,6 @@ def _data(args: Args) -> bytes:
 def _keys(args: Args) -> bytes:
     """The bytes for a terminal in its default modes."""
     return Typing(**{name: value for name, value in args.items() if name != "session_id"}).sent()
-
-
-def _check_keys(_: Engine, args: Args) -> None:
-    _keys(args)
-
-
-def _check_size(_: Engine, args: Args) -> None:
-    check_size(WindowSize(args["rows"], args["cols"]))
 
 
 @ExecTool(category="process")
@@ -121,7 +113,7 @@ async def process_kill(call: Invocation, session_id: str) -> Result[str]:
     return Result(killed_text(session, survivors), {**facts(session), "survivors": list(survivors)})
 
 
-@ExecTool(category="process", approval="judge", types=True, input=True, check=_check_keys, typed=_keys)
+@ExecTool(category="process", approval="judge", types=True, input=True, check=lambda _, args: _keys(args), typed=_keys)
 async def process_send_keys(
     call: Invocation,
     session_id: str,
@@ -154,7 +146,7 @@ async def process_send_keys(
     return await _write(call, pressed)
 
 
-@ExecTool(category="process", approval="judge", input=True, check=_check_size)
+@ExecTool(category="process", approval="judge", input=True, check=size_in_range)
 async def process_resize(call: Invocation, session_id: str, rows: int, cols: int) -> Result[str]:
     """Change the size of a process's terminal; a full-screen program draws itself anew.
 

@@ -6,12 +6,10 @@ from typing import Any, Literal
 
 from shellback.exec.core import limits
 from shellback.exec.core.model import Session, WindowSize
-from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.sessions import check_size
 from shellback.exec.log.output import both_ends
 from shellback.exec.policy.policy import Grant
 from shellback.exec.reports.render import facts, measured
-from shellback.exec.tools.shell_calls import check_timeout, noted, shell_of, start_spec
+from shellback.exec.tools.shell_calls import check_timeout, noted, shell_of, size_in_range, start_spec
 from shellback.exec.tools.short_commands import TIMEOUT_MS, login_result, login_seconds, login_spec
 from shellback.exec.tools.tool import Action, Args, ExecTool, Invocation, Result, act, by_name
 
@@ -49,10 +47,6 @@ async def run_shell(
 
 def _typed(args: Args) -> bytes:
     return str(args["input"]).encode("utf-8", "replace")
-
-
-def _check_size(_: Engine, args: Args) -> None:
-    check_size(WindowSize(args["rows"], args["cols"]))
 
 
 async def _shell(call: Invocation) -> Session:
@@ -126,7 +120,7 @@ async def read(call: Invocation) -> _Returned:
 
 
 @Action(
-    category="process", approval="judge", input=True, needs=("session_id", "rows", "cols"), check=_check_size,
+    category="process", approval="judge", input=True, needs=("session_id", "rows", "cols"), check=size_in_range,
     ready=_shell,
 )  # fmt: skip
 async def resize(call: Invocation) -> _Returned:
