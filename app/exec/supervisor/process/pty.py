@@ -7,13 +7,20 @@ import fcntl
 import os
 import struct
 import termios
-from typing import Final
+from typing import Final, NamedTuple
 
 END_OF_FILE: Final = b"\x04"
 
 
-def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Open a terminal of `rows` by `cols` for `owner` (uid, gid); master and slave, which the caller closes.
+class Terminal(NamedTuple):
+    """Both ends of a pseudo terminal; the caller closes both."""
+
+    master: int
+    slave: int
+
+
+def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> Terminal:
+    """Open a terminal of `rows` by `cols` for `owner` (uid, gid).
 
     The master does not block, and neither end is inherited.
     """
@@ -32,7 +39,7 @@ def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> tupl
         os.close(master)
         os.close(slave)
         raise
-    return master, slave
+    return Terminal(master, slave)
 
 
 def resize(fd: int, rows: int, cols: int) -> None:
