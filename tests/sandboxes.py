@@ -97,7 +97,7 @@ class Boxes(Rig):
         """As `Rig.start`, in the sandbox of this conversation and profile; `change` is laid over what was planned."""
         plan = await self.plan(scope, profile)
         assert plan.sandbox is not None
-        fields = {"cwd": plan.cwd, "uid": plan.uid, "gid": plan.gid, "sandbox": plan.sandbox, **more}
+        fields: dict[str, Any] = {"cwd": plan.cwd, "uid": plan.uid, "gid": plan.gid, "sandbox": plan.sandbox, **more}
         return await super().start(name, *argv, **fields)
 
     def script(self, text: str) -> str:

@@ -187,7 +187,7 @@ async def _printed(plan: Plan) -> str:
             timeout_s=LOOK_S,
         )
         answer = await client.start(request)
-        if answer.outcome == "started":
+        if answer.get("outcome") == "started":
             await asyncio.wait_for(ended.wait(), LOOK_S + 10)
         await client.ack("probe")
         return (plan.home / layout.SESSIONS / "probe" / layout.LOG).read_text("utf-8", "replace")

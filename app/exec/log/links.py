@@ -42,7 +42,6 @@ class LogLinks:
         return not (self.sessions / session_id).is_dir()
 
     def path(self, session_id: str) -> str:
-        """The path of a session's link."""
         return f"{self._workspace}/{TMP}/{EXEC}/{session_id}.log"
 
     def add(self, session_id: str, *, separate_stderr: bool) -> None:
@@ -59,7 +58,6 @@ class LogLinks:
             log.warning("no link to the log of session %s in the workspace: %s", session_id, error)
 
     def remove(self, session_id: str) -> None:
-        """Remove the links of a session, if they exist."""
         with contextlib.suppress(OSError), self._lock:
             fd = self._directory()
             for name in (f"{session_id}.log", f"{session_id}.err"):

@@ -84,7 +84,6 @@ class OutputLog:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The paths of the log and of its table of dropped ranges."""
         return self._path, self._holes_path
 
     def exists(self) -> bool:

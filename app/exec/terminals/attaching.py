@@ -45,7 +45,6 @@ class Attachment:
         self.out, self.err = self.streams(session)
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
-        """The log of a session."""
         return OutputLog(self._sessions / session.id, session.id, err=err)
 
     def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:

@@ -12,7 +12,7 @@ import pytest
 from shellback.exec.backends import homes
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.core.model import READ_ONLY, WORK
-from shellback.exec.link.client import StartAnswer
+from shellback.exec.wire.protocol import Message
 from tests.integration.supervisor.test_sandbox_losses import by_backup, by_rename
 from tests.podmans import Yard, inside, yards
 from tests.supervisors import Rig, end
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 place = yards("podman")
 
 
-async def start(rig: Rig, backend: ContainerBackend, name: str, script: str) -> StartAnswer:
+async def start(rig: Rig, backend: ContainerBackend, name: str, script: str) -> Message:
     return await rig.start(name, script, cwd="/workspace", uid=backend.user, gid=backend.group)
 
 

@@ -28,7 +28,7 @@ from shellback.exec.wire import linux
 
 NEEDED: Final = 3
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
-"""Device files that are always writable, if they exist."""
+"""Device files that are always writable."""
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION: Final = 1
