@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import shellback.agent.offline
@@ -10,21 +9,16 @@ from shellback.cli.main import main
 from shellback.work.hosts import roster, takeover
 from shellback.work.worker import worker
 
-stream = shellback.agent.offline._stream  # pyright: ignore[reportPrivateUsage]
+decide = shellback.agent.offline._decide  # pyright: ignore[reportPrivateUsage]
 
 
-def note() -> None:
+def counted(*args: Any) -> Any:
     with open(f"{os.environ['SHELLBACK_HOME']}/asked", "a") as asked:
         asked.write(f"{os.environ['WORKER_NAME']}\n")
+    return decide(*args)
 
 
-async def counted(*args: Any) -> AsyncIterator[Any]:
-    note()
-    async for piece in stream(*args):
-        yield piece
-
-
-shellback.agent.offline._stream = counted  # pyright: ignore[reportPrivateUsage]
+shellback.agent.offline._decide = counted  # pyright: ignore[reportPrivateUsage]
 if len(sys.argv) > 1:
     lease = float(sys.argv[1])
     for module in (roster, takeover):
