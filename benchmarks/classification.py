@@ -35,13 +35,14 @@ def commands(characters: int = CHARACTERS) -> Mapping[str, str]:
 
 def classification(options: Options) -> Mapping[str, Reading]:
     """All kinds in turns; the median of all samples."""
+    from shellback.exec.core.secrets import Secrets
     from shellback.exec.policy.classify.classify import classify
     from shellback.exec.policy.classify.grammar import parse
     from shellback.exec.policy.classify.model import Surroundings
 
     here = options.directory / "tree"
     (here / "src").mkdir(parents=True, exist_ok=True)
-    around = Surroundings(cwd=here, allowed=(here,), secret=lambda _: False, home=Path("/home/agent"))
+    around = Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=Path("/home/agent"))
     took: dict[str, list[float]] = {name: [] for name in commands()}
     for _ in range(options.samples()):
         for name, command in commands().items():

@@ -98,8 +98,11 @@ def answers(on: Stage, names: Sequence[str], *, beside: tuple[str, int] | None =
         turns.c.outcome == "answered", turns.c.conversation_id.in_(names)
     )
 
+    def execute(conn: sa.Connection) -> list[sa.Row[Any, Any]]:
+        return list(conn.execute(query))
+
     def all_answered() -> dict[str, float] | None:
-        found = {row.conversation_id: row.ended_at for row in on.read(lambda conn: list(conn.execute(query)))}
+        found = {row.conversation_id: row.ended_at for row in on.read(execute)}
         return found if len(found) == len(names) else None
 
     answered = on.until("all are answered", all_answered, 0.5, patience_s=DRAIN_S)

@@ -73,7 +73,7 @@ async def _share(made: Rig, options: Options, pattern: str | None) -> tuple[floa
         "echo server is listening, error code 7; sleep 600"
     )
     if pattern is not None:
-        _, origin, _ = made._call("true")  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        _, origin = made._call("true")  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         await watcher.place(await made.engine.registry.get(session.id), origin, pattern=pattern)
     began, cpu = time.monotonic(), time.process_time()
     await gate.reached()
