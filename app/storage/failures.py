@@ -82,6 +82,13 @@ def _postgres_error(cause: object, url: sa.URL, *, broken: bool) -> StorageError
     if state in ("42P01", "42703", "3F000"):
         return SchemaBehind(f"{where} lacks tables of this version: run `shellback migrate`")
     connecting = isinstance(cause, psycopg.OperationalError) and not state
+    # libpq reports a rejected login without a state.
+    if connecting and (
+        (cause.pgconn is not None and cause.pgconn.needs_password) or "authentication failed" in str(cause)
+    ):
+        return DatabaseUnreachable(
+            f"Postgres rejected the login to {where}: check user and password in DATABASE_URL ({_text(cause, url)})"
+        )
     if broken or connecting or state in _BROKEN or state.startswith("08"):
         text = (
             f"no connection to {where} ({_text(cause, url)}): check that the server runs, and that host, user and "

@@ -33,6 +33,7 @@ from shellback.storage.errors import (
 from shellback.storage.rows import insert_new, lock_row
 from shellback.storage.schema import SchemaState
 from shellback.storage.tables import calls, conversations, metadata
+from tests.databases import PostgresServer
 
 
 def add_call(conn: sa.Connection, key: str) -> None:
@@ -522,6 +523,26 @@ def test_a_database_that_is_not_there_is_named(empty_postgres_url: str) -> None:
     url = empty_postgres_url.replace("/test_", "/missing_")
     with pytest.raises(DatabaseUnreachable, match="missing_"):
         schema.migrate(url)
+
+
+@pytest.mark.parametrize("password", ["", ":hush-wrong"])
+def test_a_rejected_login_says_so_without_the_password(postgres_server: PostgresServer, password: str) -> None:
+    access = postgres_server.directory / "data/pg_hba.conf"
+    before = access.read_text()
+    postgres_server.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+    try:
+        access.write_text(f"local all guarded scram-sha-256\n{before}")
+        postgres_server.execute("SELECT pg_reload_conf()")
+        url = f"postgresql://guarded{password}@/postgres?host={postgres_server.directory}"
+        with pytest.raises(
+            DatabaseUnreachable, match=r"^Postgres rejected the login to .*check user and password"
+        ) as caught:
+            schema.check(Database(url))
+        assert "hush" not in str(caught.value)
+    finally:
+        access.write_text(before)
+        postgres_server.execute("SELECT pg_reload_conf()")
+        postgres_server.execute("DROP ROLE guarded")
 
 
 def test_migrating_leaves_logging_as_it_was(empty_url: str) -> None:
