@@ -73,9 +73,8 @@ def extended(
     wanted = agent.deps_type
     if not _fits(deps_type, wanted):
         raise AgentUnavailable(
-            f"AGENT wants dependencies (deps_type={getattr(wanted, '__name__', wanted)}), and a turn has none of its"
-            f" own to give. Leave deps_type out and let tools reach what they need by import; ctx.deps is a"
-            f" {deps_type.__name__} in them"
+            f"AGENT has deps_type={getattr(wanted, '__name__', wanted)}, but turns supply no such dependencies. Omit"
+            f" deps_type and import what tools need; in tools, ctx.deps is a {deps_type.__name__}"
         )
     for one in leaf_capabilities(agent.root_capability):
         if hasattr(one, "engine_spec"):
@@ -186,8 +185,8 @@ def _believe(named: str, place: Path, objection: Callable[[Path], str | None]) -
     why = objection(place)
     if why is not None and os.path.lexists(place):
         raise AgentUnavailable(
-            f"AGENT={named!r} is not taken from there: {why}. Put it where neither agents nor other users write, take"
-            " their write permission away (chmod go-w), or start in another directory"
+            f"AGENT={named!r} is not loaded: {why}. Move it to a directory that only its owner can write, remove the"
+            " write permission of others (chmod go-w), or start in another directory"
         )
 
 

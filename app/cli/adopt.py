@@ -135,9 +135,8 @@ adopt.add_command(process)
 def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
     """Continue conversations of another host on this one.
 
-    Their processes there are recorded as lost (host_unreachable), and the agent is told. A turn that ran there has
-    failed and is retried here. Pending approvals stay pending. Files are not moved: commands use the workspace of
-    this host.
+    Their processes there end as lost (host_unreachable), and the agent is told. An interrupted turn is retried here.
+    Pending approvals stay pending. Files are not moved: commands use the workspace of this host.
 
     \b
       shellback adopt conversation build
@@ -164,8 +163,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
 def host(host: str, yes: bool, force: bool) -> None:
     """Continue all conversations of HOST on this one. HOST is a name, or the beginning of an id.
 
-    If the state directory of this machine was created anew, its older conversations still belong to the old host
-    id: give that as HOST.
+    If this machine has lost its state directory, its conversations belong to the old host id. Give that id as HOST.
 
     \b
       shellback adopt host web-2
@@ -206,7 +204,7 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     if found.holds(lease_s) and not force:
         left = lease_s - (found.silent_s or 0.0)
         raise Refused(
-            f"host {visible_line(found.name)} ({found.host_id}) {found.heard}, so its lease runs for another "
+            f"host {visible_line(found.name)} ({found.host_id}) {found.heard}; its lease ends in "
             f"{age(left)}: stop its worker and wait, or give --force to cut off its running turns"
         )
     return found
@@ -252,4 +250,4 @@ def _report(moved: Sequence[dict[str, Any]]) -> None:
     said = [f"{len(moved)} conversation(s) live here now; {lost} process(es) recorded as lost"] if moved else []
     show(moved, said)
     if not moved:
-        raise Refused("nothing was changed: another host adopted them first, or the old host is alive again")
+        raise Refused("nothing was changed: another host has adopted them, or their host is alive again")

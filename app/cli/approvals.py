@@ -316,7 +316,9 @@ class Approving:
             tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
         )
         if not rules:
-            raise Refused("no rule is needed: every command of this call runs without a person in the sandbox")
+            raise Refused(
+                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
+            )
         self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
         self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
         return request.digest, rules

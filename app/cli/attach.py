@@ -47,7 +47,7 @@ class _DetachKey(click.ParamType[int]):
 @click.option(
     "--read-only/--read-write",
     default=None,
-    help="Only show the output, or also send what you type. Default: send, if standard input is a terminal.",
+    help="Show the output only, or also send your input. Default: send, if standard input is a terminal.",
 )
 @click.option(
     "--detach-key",
@@ -60,11 +60,11 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
     """Attach this terminal to a process: see its output, and type. The beginning of an ID is enough.
 
     The current screen of the process is shown first. A process with a terminal gets every key and, while you are
-    attached, the size of your terminal. A process without a terminal, but with open input, gets lines. The agent is
-    told in its next turn that a person typed, and how many bytes; the text itself is not stored.
+    attached, the size of your terminal. A process without a terminal gets whole lines, if its input is open. The agent
+    is told in its next turn that a person typed, and how many bytes; the text itself is not stored.
 
-    Exit code: 0 after you leave, and if the process had already ended. If the process ends while you are attached: its
-    exit code, or 128 plus the number of its signal.
+    Exit code: 0 if you leave, or if the process had already ended; else the exit code of the process, or 128 plus its
+    signal.
 
     \b
       shellback attach xtmc

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only this kind; repeatable.")
 @json_option
 def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> None:
-    """Show which calls were asked for, approved, denied, used and refused, and by whom. Oldest first, nothing cut.
+    """Show all calls that were asked for, approved, denied, used or refused, and by whom; oldest first, texts not cut.
 
     Entries are never changed; `prune` deletes those older than RETAIN_DAYS. --json prints one object per line.
 

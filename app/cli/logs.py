@@ -45,7 +45,7 @@ def logs(session_id: str, follow: bool, lines: int | None, since: float | None, 
     """Show the last lines of a process's output. The beginning of an ID is enough.
 
     Output that was dropped to keep the log within LOG_BYTES is marked in its place. Times are stored to about a
-    second, and more coarsely after hours of output. So --since may begin a little early, but it misses nothing.
+    second, less exactly after hours of output. So --since may begin a little early, but skips nothing.
 
     \b
       shellback logs xtmc            the last 200 lines

@@ -21,7 +21,7 @@ SECTIONS: Final = {
         "send": ("send", "Send one message; with --wait, print the answer."),
         "stop": ("stop", "End the turn of a conversation at its next step; with --kill, its processes too."),
         "approvals": ("approvals", "List, show, approve or deny calls that wait for approval."),
-        "audit": ("audit", "Show who allowed or refused each call, when, and through which surface."),
+        "audit": ("audit", "Show which calls were allowed or refused: by whom, when, through which surface."),
         "policy": ("policy", "Show how policy judges a command, without starting it."),
         "rules": ("rules", "List, add, revoke or test the rules about commands."),
         "findings": ("findings", "List, show or acknowledge findings: things in a workspace that you must inspect."),

@@ -35,12 +35,12 @@ profile_option = click.option(
     type=click.Choice(["sandbox", "host"]),
     default="sandbox",
     show_default=True,
-    help="Where the command would run. On the host, a repository's own configuration could run programs.",
+    help="Where the command would run. On the host, a repository's configuration can make git run programs.",
 )
 cwd_option = click.option(
     "--cwd",
     metavar="DIR",
-    help="Where the command would start. A directory outside WORKSPACE_ROOT counts as the workspace."
+    help="Directory in which the command would start. One outside WORKSPACE_ROOT is treated as the workspace."
     " Default: the current directory.",
 )
 
@@ -67,8 +67,8 @@ def policy() -> None:
 def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
     """Judge each COMMAND, or each line of standard input. Prints one JSON line for each.
 
-    A line of standard input is {"command": ..., "cwd": ...}. Any other line is judged deny, with the reason. The exit
-    code is 0, whatever the judgements are.
+    A line of standard input is {"command": ..., "cwd": ...}. A malformed line is judged deny, with the reason. The exit
+    code is always 0.
     """
     judge = _judge(profile, cwd)
     if commands:

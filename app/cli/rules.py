@@ -73,14 +73,14 @@ def list_(everything: bool) -> None:
 @rules.command()
 @click.argument("effect", type=click.Choice(["allow", "ask", "deny"]))
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- WORD...")
-@click.option("--prefix/--exact", "begins", default=None, help="Match further words too, or only these words.")
+@click.option("--prefix/--exact", "begins", default=None, help="Match also longer commands, or only these words.")
 @click.option(
     "--tier",
     type=click.Choice(["read_only", "read_write", "admin"]),
-    help="An allow matches up to this tier; an ask or deny matches from this tier on.",
+    help="Limit an allow to commands up to this tier, an ask or deny to commands from this tier on.",
 )
 @click.option("--path", "paths", multiple=True, metavar="GLOB", help="Only for these files; may be repeated.")
-@click.option("--piped", is_flag=True, help="An allow also matches behind a pipe, whatever its input.")
+@click.option("--piped", is_flag=True, help="Let an allow match a command that reads from a pipe.")
 @click.option("--cwd", metavar="DIR", help="Only for commands that start in this directory.")
 @click.option("--backend", metavar="NAME", help="Only for this backend: bubblewrap, host.")
 @click.option("--agent", metavar="NAME", help="Only for this agent.")
@@ -168,7 +168,7 @@ def _audited(
 @click.argument("rule_id", metavar="ID")
 @json_option
 def revoke(rule_id: str) -> None:
-    """Revoke a saved rule for good, from the next command on. The beginning of an ID is enough.
+    """Revoke a saved rule for good; later commands do not match it. The beginning of an ID is enough.
 
     Processes that the rule allowed keep running.
     """

@@ -104,7 +104,7 @@ def _lines(value: object) -> Sequence[str]:
 def run(profile: str, command: tuple[str, ...]) -> None:
     """Run a command in a sandbox like an agent's, for example to see why a tool does not work there.
 
-    One argument is a line for bash, as agents give it; several are a program and its arguments. The command starts in
+    One argument is a line for bash. Several arguments are a program and its arguments. The command starts in
     the current directory if that is in the workspace, else in the workspace. It uses your terminal, and Ctrl-C ends it.
     The exit code is the command's, or 128 + n for signal n.
 

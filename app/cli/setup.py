@@ -174,7 +174,7 @@ class Age(click.ParamType[float]):
 def prune(dry_run: bool, older_than: float | None) -> None:
     """Delete old data: heard messages, ended turns and sessions, settled approvals, idle conversations.
 
-    Live, waiting and unheard data is kept, and a session is kept as long as its log. A worker prunes every hour;
+    Live, waiting and unheard data is kept. A session is kept until its log is deleted. A worker prunes every hour;
     running this command at the same time is safe.
 
     \b

@@ -31,7 +31,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
 
     A command that the turn waits for continues in the background. Calls that wait for approval are denied. If the
     turn has not begun, its message stays in the history, and the turn ends before the model is asked. Messages that
-    came behind a running turn, or behind approvals, are kept and answered next.
+    arrived during the turn, or while approvals were pending, are kept and answered next.
 
     Processes keep running and wake the agent when they end. With --kill they are ended too; the agent is still told
     of each end, once, so it may answer again.
@@ -108,7 +108,7 @@ def _kill_all(where: Place, conversation: str) -> list[str]:
         left = asyncio.run(supervision.expire_conversations(where.settings, [conversation])) if here else []
     except SupervisorUnreachable as error:
         raise Refused(
-            f"ended sessions may have left processes running ({error}): start a worker (shellback worker), then repeat"
+            f"survivors of ended sessions cannot be found ({error}): start a worker (shellback worker), then repeat"
         ) from None
     return killed + [one for one in left if one not in killed]
 

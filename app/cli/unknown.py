@@ -85,7 +85,9 @@ def end(where: Place, one: Unknown) -> list[int]:
         if not left and not await client.ack(one.id):
             status = await client.status(one.id)
             if "record" in status and not status.get("acknowledged"):
-                raise Refused(f"{one.id} has ended, but its exit record is not on disk yet: make room, then repeat")
+                raise Refused(
+                    f"{one.id} has ended, but the disk has no room for its exit record: free space, then repeat"
+                )
         return list(left)
 
     return asked(where, ended)
@@ -104,9 +106,9 @@ def give_up(where: Place, session: Session) -> bool:
         return False
     if alive := strangers.marked(session.id):
         raise Refused(
-            f"this state directory does not know session {session.id}, but its process "
-            f"{', '.join(map(str, alive))} runs. Put the state directory back from which it was started "
-            "(`shellback doctor`: leftovers). If that is gone, end the process with `kill`. Then repeat"
+            f"this state directory has no record of session {session.id}, but its process "
+            f"{', '.join(map(str, alive))} runs. Restore the state directory that started it "
+            "(`shellback doctor`: leftovers). If it is lost, end the process with `kill`. Then repeat"
         )
     with callbacks(where) as sink:
         where.database.write_now(strangers.give_up, session.id, sink)

@@ -116,7 +116,7 @@ async def _serve(built: Worker, *, while_stdin: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
     if built.fallen.is_set():
-        raise Refused("this worker lost the lock of its executor id, perhaps in a database outage: start it again")
+        raise Refused("this worker lost its lock in the database, perhaps in an outage: start it again")
 
 
 async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:
@@ -144,9 +144,9 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
 def workers(everything: bool) -> None:
     """List workers with host, process, state, version and last heartbeat.
 
-    alive: a heartbeat in the last 15 seconds. silent: none, because the worker hangs or is paused. dead: its process
-    (on Postgres: its lock) is gone. stopped: it ended in order. LOST counts the turns that other workers took over
-    from it in the last day. Turns run only while a worker is alive: `shellback worker` starts one.
+    alive: a heartbeat in the last 15 seconds. silent: no heartbeat for 15 seconds; it hangs or is paused. dead: its
+    process (on Postgres: its lock) is gone. stopped: it ended in order. LOST: its turns that other workers took over in
+    the last day. Turns run only while a worker is alive: `shellback worker` starts one.
 
     \b
       shellback workers

@@ -166,8 +166,8 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
 def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -> None:
     if overlay and Path(one.overlay_path).parent not in {where.settings.shellback_cache / name for name in CONTAINED}:
         raise Refused(
-            f"the files of {one.name} are in {visible_line(one.overlay_path)}, which is not below SHELLBACK_CACHE, so "
-            "--overlay does not delete them: omit --overlay"
+            f"--overlay deletes only files below SHELLBACK_CACHE, but those of {one.name} are in "
+            f"{visible_line(one.overlay_path)}: omit --overlay"
         )
     running = [] if force else _running(where, one)
     if running:

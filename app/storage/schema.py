@@ -73,8 +73,8 @@ def _said(database: Database, what: str) -> Generator[None]:
         cause = error.orig if isinstance(error, exc.DBAPIError) else error
         first = next(iter(str(cause).splitlines()), type(cause).__name__)
         raise MigrationFailed(
-            f"{what} in {shown(database.url)} cannot be brought up to date: {first}. Name an empty database, give"
-            " the user of DATABASE_URL the right to change this one, or restore a backup; then `shellback migrate`"
+            f"cannot migrate {what} in {shown(database.url)}: {first}. Name an empty database, grant the user of"
+            " DATABASE_URL the right to change tables, or restore a backup; then run `shellback migrate`"
         ) from error
 
 

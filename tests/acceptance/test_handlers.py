@@ -62,6 +62,6 @@ def test_a_plain_function_whose_call_nobody_approved_changes_nothing(place: Stag
     place.hire()
     looked = answered(place, "look", command="touch made")
     assert looked["success"] is False
-    held = "Command failed" if place.settings.backend != "host" else "Command blocked: nobody approved this command"
+    held = "Command failed" if place.settings.backend != "host" else "Command blocked: this command has no approval"
     assert looked["message"].startswith(held)
     assert not (place.workspace / "made").exists()

@@ -92,10 +92,10 @@ def doze() -> str:
     return "awake"
 """
 FAILING = {
-    "spill": "The tool failed (ValueError: no ink left). What it did until then is not known.",
+    "spill": "The tool failed (ValueError: no ink left). It may have done a part of its work.",
     "leave": "The tool failed (SystemExit: 4)",
     "faint": "The tool failed (CancelledError",
-    "send_abroad": "Nothing was done: nobody here carries out calls of this tool",
+    "send_abroad": "Nothing was done: only the agent that defines this tool can execute its calls",
 }
 
 
@@ -309,7 +309,7 @@ def test_on_the_host_a_command_of_a_tool_that_nobody_approved_is_refused_with_wh
         place.hire()
         place.answer(place.send("!look {}"))
         history = place.history()
-        assert "nobody approved this command" in history
+        assert "this command has no approval" in history
         assert "POLICY_FILE" in history
         assert "BACKEND=bubblewrap" in history
         assert place.sessions() == []

@@ -173,7 +173,7 @@ def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_return
         worker.kill()
         first.kill_supervisor()
 
-        assert_refused(told(second, "adopt", "conversation", "c1", "--yes"), "its lease runs for another", "--force")
+        assert_refused(told(second, "adopt", "conversation", "c1", "--yes"), "its lease ends in", "--force")
         silence(first, first.where.host_id)
         first.until("its process is given up", lambda: not first.sessions(live=True))
         (lost,) = first.sessions()

@@ -311,8 +311,8 @@ class ContainerBackend(ChosenBackend):
             if failed is not None and (same or not left):
                 raise failed
         raise BackendUnavailable(
-            "what has to be covered in the workspace changes faster than a container is made that covers it; try again"
-            " when the workspace is at rest"
+            "protected files in the workspace change faster than a container can be made; try again when the workspace"
+            " is at rest"
         )
 
     def container(self, profile: str, scope: str) -> Container:

@@ -162,7 +162,7 @@ async def _look(backend: ContainerBackend, profile: str, decoy: Path) -> _Look:
         assert seen["end"] == name
     except (ValueError, IndexError, KeyError, AssertionError):
         raise BackendUnavailable(
-            f"a container of {backend.image} was made, and a look around in it did not come to its end:"
+            f"a container of {backend.image} started, but the check inside it did not finish:"
             f" {text.strip()[-300:] or 'it printed nothing'}"
         ) from None
     return _Look(seen, (made - began) * 1000, (time.perf_counter() - made) * 1000)

@@ -103,7 +103,7 @@ class Containers:
             await self._up(home, want)
         await asyncio.to_thread(check_mounts, homes.peer(home), want)
         raise BackendUnavailable(
-            f"the container {home.name} comes up and goes: see `{self.engine.name} logs {home.name}`"
+            f"the container {home.name} ends right after its start: see `{self.engine.name} logs {home.name}`"
         )
 
     async def revive(self, home: Path) -> None:
@@ -114,7 +114,9 @@ class Containers:
         """
         want = await asyncio.to_thread(homes.known, home)
         if want is None:
-            raise BackendUnavailable(f"nobody knows what the container of {home} was made of; its commands are lost")
+            raise BackendUnavailable(
+                f"the record of how the container of {home} was made is missing; its commands end as lost"
+            )
         if want.engine != self.engine.name:
             raise BackendUnavailable(f"the container of {home} is one of {want.engine}: BACKEND={want.engine} has it")
         await self._up(home, want)

@@ -59,8 +59,8 @@ class Docker(ContainerEngine):
             )
         if os.geteuid():
             raise BackendUnavailable(
-                "docker is used as root only: who may use its socket is root anyway, and its containers could not write"
-                " what another user makes. Run Shellback as root, or take BACKEND=podman, which needs no root"
+                "docker needs Shellback to run as root: its socket gives root access, and its containers cannot write"
+                " files of other users. Run Shellback as root, or set BACKEND=podman, which needs no root"
             )
         for text in self._must("version", "--format", "{{.Client.Version}}\n{{.Server.Version}}").split():
             if tuple(int(part) for part in re.findall(r"\d+", text)[:2]) < NEEDED:

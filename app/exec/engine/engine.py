@@ -366,7 +366,7 @@ def _of_call(session: Session, spec: CommandSpec) -> Session:
     """The recorded session of a call; InvalidCommand if it ran another command."""
     if (session.command, session.cwd, session.pty) != (spec.command, spec.cwd, spec.pty is not None):
         raise InvalidCommand(
-            f"another call of the same response has the id {session.tool_call_id!r} and has run; "
+            f"another call with the id {session.tool_call_id!r} has already run in this response; "
             "make one call at a time"
         )
     return session

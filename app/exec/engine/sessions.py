@@ -126,9 +126,9 @@ class Sessions:
             raise InvalidCommand(f"session {session.id} has one log for both streams: leave stderr out")
         if session.end is not None and session.end.bytes_total and not log.exists():
             raise InvalidCommand(
-                f"the log of session {session.id} is gone for its age; it had "
+                f"the log of session {session.id} has expired; it had "
                 f"{'at least ' * session.end.uncounted}{session.end.bytes_total:,} bytes. "
-                "Run the command again if they are needed"
+                "Run the command again if you need its output"
             )
         return log
 

@@ -209,8 +209,8 @@ class PersistentShells:
         place = await self._of(session).place()
         if not place and session.end is None:
             raise InvalidCommand(
-                f"nobody can tell in which directory shell {session.id} is, so nothing was run: its name may be too "
-                "long; change to another with write, or kill the shell and start another"
+                f"the directory of shell {session.id} is unknown, perhaps because its name is too long; nothing was "
+                "run. Change the directory with write, or kill the shell and start another"
             )
         return place or self._engine.backend.inner
 

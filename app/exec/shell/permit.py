@@ -79,7 +79,7 @@ def _held(engine: Engine, verdict: Verdict) -> Verdict:
         return verdict
     if READ_ONLY not in engine.backend.profiles:
         raise CommandDenied(
-            f"nobody approved this command ({verdict.reason}), and {engine.backend.name} cannot hold it to reading:"
+            f"this command has no approval ({verdict.reason}), and {engine.backend.name} cannot enforce read_only:"
             " let the tool ask (ApprovalRequired), allow it by a rule in POLICY_FILE, or set BACKEND=bubblewrap"
         )
     seconds = engine.limits.unattended_timeout_s
@@ -170,8 +170,8 @@ async def permitted_or_before(
         return await authority.permit(spec, scope)
     if (before.command, before.cwd, before.pty) != (spec.command, spec.cwd, spec.pty is not None):
         raise InvalidCommand(
-            "the code of this call has run another command in this place before; what it starts has to be the same each"
-            " time that it runs"
+            "this command differs from the one of the earlier execution of this call; the tool's code must start the"
+            " same commands in the same order"
         )
     spec = replace(spec, profile=before.profile)
     with contextlib.suppress(InvalidCommand):  # its directory may have gone, even by what it did

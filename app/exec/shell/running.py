@@ -369,7 +369,7 @@ class ShellSession:
             spec = CommandSpec(command=command, cwd=self._session.cwd, kind=SHELL, profile=self._session.profile)
             grant = await self._authority.permit(spec, self._session.conversation_id)
             if grant.spec.profile != self._session.profile:
-                raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
+                raise CommandDenied(f"this command has no approval, and shell {self.id} cannot enforce read_only")
             by, digest = grant.by, grant.digest
         done = await self._shells.exec(
             self.id, command, origin, timeout_s=timeout_seconds, raw=raw, tool=_TOOL, by_model=False, granted_by=by,

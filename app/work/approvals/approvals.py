@@ -142,7 +142,7 @@ def decide(  # noqa: PLR0913 - what a decision is
     if digest is None and decision == "approved" and request.changed_by is not None:
         # The person may have seen this id before the change.
         raise ApprovalRefused(
-            f"{request.changed_by} changed approval request {request.id} after it was asked; look at it again, and "
+            f"{request.changed_by} changed approval request {request.id} after it was made; inspect it, then "
             f"approve it with --digest {request.digest}"
         )
     if scope == "session" and (why := why_not_for_session(request)):

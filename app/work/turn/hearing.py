@@ -194,7 +194,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         """Fail calls of external tools, which nothing here executes. Calls for approval are left alone."""
         if not requests.calls:
             return None
-        nobody = ToolFailed("Nothing was done: nobody here carries out calls of this tool outside of its agent.")
+        nobody = ToolFailed("Nothing was done: only the agent that defines this tool can execute its calls.")
         return DeferredToolResults(calls={call.tool_call_id: nobody for call in requests.calls})
 
 
@@ -220,7 +220,7 @@ async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaita
         said = f"{type(error).__name__}: {str(error)[:SAID_CHARS]}"
         if timeout.expired():
             said = f"it had not returned after {seconds:g} s"
-        raise ToolFailed(f"The tool failed ({said}). What it did until then is not known.") from None
+        raise ToolFailed(f"The tool failed ({said}). It may have done a part of its work.") from None
 
 
 def _is_told(letter: Letter, deps: TurnDeps) -> bool:

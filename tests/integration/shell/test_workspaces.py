@@ -343,7 +343,7 @@ async def _writes(ctx: RunContext[Any]) -> list[str]:
 async def test_a_tool_that_nobody_approved_changes_nothing_and_an_approved_one_does(engine: Engine) -> None:
     plain = Bare(engine, _writes)
     await plain.agent.run("go")
-    assert "nobody approved this command" in plain.got[0][0]
+    assert "this command has no approval" in plain.got[0][0]
     assert "BACKEND=bubblewrap" in plain.got[0][0]
     assert "nobody approved this call of work_on" in plain.got[0][1]
     assert not {path.name for path in engine.workspace.iterdir()} & {"ran", "made"}
@@ -376,7 +376,7 @@ async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_o
     await approved_run(Bare(engine, _writes).capability, lends)
     over.set()
     for refused in (dug[0], await left[0]):
-        assert "nobody approved this command" in refused[0]
+        assert "this command has no approval" in refused[0]
         assert "nobody approved this call of lends" in refused[1]
     assert {path.name for path in engine.workspace.iterdir()} & {"ran", "made", "mine"} == {"mine"}
 

@@ -242,7 +242,7 @@ def test_tools_that_want_no_dependencies_of_their_own_run(wanted: Any) -> None:
 
 @pytest.mark.parametrize("wanted", [int, Report, dict[str, int]])
 def test_dependencies_that_a_turn_does_not_have_are_refused(wanted: Any) -> None:
-    with pytest.raises(AgentUnavailable, match=r"deps_type.*Leave deps_type out"):
+    with pytest.raises(AgentUnavailable, match=r"deps_type.*Omit deps_type"):
         joined(Agent("test", deps_type=wanted))
 
 

@@ -163,8 +163,8 @@ class FileCalls:
             text = f"[{path} is as this call was to leave it; the worker died before it could record that]"
             return Result(text, {"path": path, "did": "unknown", "bytes": now.size, "sha256": _sha256(now)})
         raise InvalidCommand(
-            f"not known whether this call has changed {path}: the worker died in the middle of it. It is not done a "
-            f"second time; look at {path} before you call again"
+            f"the worker died during this call, so {path} may have changed. The call is not repeated; inspect {path} "
+            "before you call again"
         )
 
 
@@ -175,7 +175,7 @@ async def _untold(_: str) -> None:
 def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]) -> Result[str]:
     """The recorded outcome of an earlier execution."""
     if before.get("args") != _digest(tool, args):
-        raise InvalidCommand("another call of the same response has the same id and has run; make one call at a time")
+        raise InvalidCommand("another call with the same id has already run in this response; make one call at a time")
     if "refused" in before:
         raise InvalidCommand(str(before["refused"]))
     facts = {name: before[name] for name in ("path", "did", "bytes", "sha256", "entries") if name in before}

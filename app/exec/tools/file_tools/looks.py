@@ -126,8 +126,8 @@ class Looks:
         at = _, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
         if (why := await self._off(withheld, real)) is not None:
             raise CommandDenied(
-                f"{given} is not edited: {why}, and whether a text is in it would be told. Read it with read_file,"
-                " which asks, and write all of it with write_file"
+                f"{given} is not edited: {why}, and an edit would disclose whether a text is in it. Use read_file,"
+                " which asks for approval, then write_file"
             )
         if was.kind != "file":
             why = {"nothing": "does not exist; write_file makes a file"}.get(was.kind, "is no file; name one")
