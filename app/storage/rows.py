@@ -76,9 +76,9 @@ def names(
     limit: int,
 ) -> list[str]:
     """Values of `column` that begin with `prefix`, in rows that match `which`; in order, or the `newest` first."""
-    query = sa.select(column).where(column.startswith(prefix, autoescape=True), *which)
-    found = conn.execute(query.order_by(column if newest is None else newest.desc()).limit(limit)).scalars()
-    return list(dict.fromkeys(found))
+    query = sa.select(column).where(column.startswith(prefix, autoescape=True), *which).limit(limit)
+    query = query.distinct().order_by(column) if newest is None else query.order_by(newest.desc())
+    return list(dict.fromkeys(conn.execute(query).scalars()))
 
 
 def given(*wanted: tuple[sa.ColumnElement[Any], object]) -> list[sa.ColumnElement[bool]]:

@@ -25,7 +25,3 @@ class ApprovalSettled(WorkError):
 
 class ApprovalRefused(WorkError):
     """Raised when a request cannot be decided in this way. It stays pending."""
-
-
-class WorkerRefused(WorkError):
-    """Raised when a worker must not start: its id is held, the schema is old, or a setting is wrong."""

@@ -21,7 +21,7 @@ COMMANDS: Final = 50
 """The most commands of a line that is judged; all commands of a longer line are listed, and it asks."""
 
 WORDS: Final = 1_000
-"""The most characters of a line that is judged; these are parsed twice in some milliseconds."""
+"""The most words of a line that is judged; these are parsed twice in some milliseconds."""
 _MOST: Final = 1_000
 """The most commands that are listed of one text; a longer text is not read to its end, and asks."""
 _HEREDOCS: Final = 16
