@@ -123,7 +123,7 @@ def test_a_name_that_is_wrong_is_told_with_what_was_meant(place: Stage) -> None:
     assert "beginning of 2 workspaces" in told(place, "workspaces", "show", "shellback-a").stderr
     assert "was removed already" in told(place, "workspaces", "rm", "shellback-b", "--yes").stderr
     assert "on host elsewhere" in told(place, "workspaces", "rm", "other", "--yes").stderr
-    assert "not below SHELLBACK_CACHE" in told(place, "workspaces", "rm", "build", "--yes", "--overlay").stderr
+    assert "only files below SHELLBACK_CACHE" in told(place, "workspaces", "rm", "build", "--yes", "--overlay").stderr
     assert told(place, "workspaces", "rm").returncode == 2
     assert facts(told(place, "workspaces", "show", "shellback-b", "--json"))["state"] == "removed"
 

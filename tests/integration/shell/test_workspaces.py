@@ -198,7 +198,7 @@ async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_ha
             # As after a crash: the first command's outcome is recorded, so it is not even asked for.
             assert await run("echo second >> ran; cat ran", shell=True) == second
             step = 1
-            with pytest.raises(ValueError, match="another command in this place before"):
+            with pytest.raises(ValueError, match="differs from the one of the earlier execution"):
                 await run("echo third >> ran", shell=True)
 
     await approved_run(Bare(engine, replayed, place=lambda: step).capability, replayed)
@@ -253,7 +253,7 @@ async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as
             assert await ctx.workspace.run("echo second >> ran; cat ran", shell=True) == second
             assert await plainly("echo third >> ran; cat ran") == third
             step = 1
-            with pytest.raises(ValueError, match="another command in this place before"):
+            with pytest.raises(ValueError, match="differs from the one of the earlier execution"):
                 await plainly("echo fourth >> ran")
 
     monkeypatch.setattr(equipment, "place_in_turn", lambda: step)
