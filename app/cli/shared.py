@@ -233,7 +233,7 @@ def asked(
     try:
         return asyncio.run(supervision.ask(where.settings, ask))
     except SupervisorUnreachable as error:
-        raise Refused(absent.format(error=error)) from None
+        raise Refused(absent.format(error=error)) from error
 
 
 def columns() -> int | None:

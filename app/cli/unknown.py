@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shellback.cli.shared import Columns, Refused, age, asked, table_lines, the_one
 from shellback.exec.core import limits
-from shellback.exec.core.errors import SessionNotFound
+from shellback.exec.core.errors import SessionNotFound, SupervisorAbsent
 from shellback.exec.core.model import Session, SessionEnd
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.log.output import OutputLog
@@ -58,7 +58,7 @@ def find(where: Place, given: str) -> Unknown:
     try:
         return chosen(listed(where), given)
     except Refused as refused:
-        if "no supervisor" in str(refused):
+        if isinstance(refused.__cause__, SupervisorAbsent):
             raise Refused(f"no session {given!r}: `shellback ps --all` lists them") from None
         raise
 
