@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
     "tests.databases",
@@ -17,6 +18,10 @@ pytest_plugins = [
     "tests.shells",
     "tests.items",
 ]
+
+# A busy machine makes any input slow to generate; no test is about speed.
+settings.register_profile("shellback", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shellback")
 
 ROOT = Path(__file__).parents[1]
 FIRST = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_model.py", "test_models.py"}

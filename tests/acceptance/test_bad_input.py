@@ -92,7 +92,9 @@ def test_a_state_directory_of_another_version_is_refused_with_what_to_do(
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     shutil.copy(place.home / "host_id", home)
-    assert_refused(shellback(place, command, SHELLBACK_HOME=str(home)), str(home), "set SHELLBACK_HOME to a new directory")
+    assert_refused(
+        shellback(place, command, SHELLBACK_HOME=str(home)), str(home), "set SHELLBACK_HOME to a new directory"
+    )
     assert os.listdir(home) == ["host_id"]
 
 

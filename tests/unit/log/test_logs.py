@@ -181,7 +181,7 @@ def test_a_reader_of_a_log_that_is_gone_for_its_age_is_told_so(logs: Logs) -> No
     engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output, streams=streams, host_id="h")
     sessions = Sessions(engine, None)
     for read in (sessions.log_lines("old", 0, 10), sessions.log_bytes("old", 0, 10)):
-        with pytest.raises(InvalidCommand, match="gone for its age; it had 500 bytes"):
+        with pytest.raises(InvalidCommand, match="has expired; it had 500 bytes"):
             logs.run(read)
     assert logs.run(sessions.log_lines("silent", 0, 10))[1].text == ""
 

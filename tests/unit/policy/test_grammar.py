@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shellback.exec.policy.classify import second
@@ -23,7 +23,7 @@ from shellback.exec.policy.typed_lines import MOST, left_of, lines_of
 from tests import lines
 from tests.lines import agrees_with_bash, read_as_bash_reads
 
-RARELY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RARELY = settings(max_examples=60)
 
 
 def parsed(command: str) -> Parsed:
