@@ -222,7 +222,7 @@ async def test_what_nobody_approved_is_held_to_reading_or_not_started(engine: En
     judge = Judge(runs=engine.backend, secret=Secrets())
     made = AsyncShell(engine, ByPolicy(engine, judge))
     if READ_ONLY not in engine.backend.profiles:
-        with pytest.raises(CommandDenied, match="nobody approved"):
+        with pytest.raises(CommandDenied, match="has no approval"):
             await made.session()
         return
     async with await made.session() as shell:

@@ -208,12 +208,17 @@ async def test_a_repeat_of_a_call_does_nothing_and_answers_the_same(
     ("tool", "args", "left", "said"),
     [
         (*CHANGES[0], "two\n", "is as this call was to leave it"),
-        (*CHANGES[0], "one\n", "not known whether"),
+        (*CHANGES[0], "one\n", "may have changed. The call is not repeated"),
         (*CHANGES[1], "two\n", "is as this call was to leave it"),
-        (*CHANGES[1], "one\n", "not known whether"),
+        (*CHANGES[1], "one\n", "may have changed. The call is not repeated"),
         (*CHANGES[3], None, "is as this call was to leave it"),
-        (*CHANGES[3], "one\n", "not known whether"),
-        ("write_file", {"path": "a.txt", "content": "x", "mode": "append"}, "one\nx", "not known whether"),
+        (*CHANGES[3], "one\n", "may have changed. The call is not repeated"),
+        (
+            "write_file",
+            {"path": "a.txt", "content": "x", "mode": "append"},
+            "one\nx",
+            "may have changed. The call is not repeated",
+        ),
     ],
 )
 async def test_a_call_that_was_interrupted_is_never_done_again(
@@ -324,7 +329,7 @@ async def test_nothing_that_is_said_without_a_person_depends_on_what_is_in_a_lis
         "(nothing matches)\n[1 file left out: may be a secret, or kept by a rule; naming one in read_file asks]"
     }
     for guess in guesses:
-        with pytest.raises(ToolFailed, match="may be a secret, and whether a text is in it would be told"):
+        with pytest.raises(ToolFailed, match="may be a secret, and an edit would disclose whether a text"):
             await here.call("edit_file", path=".env", old_string=guess, new_string="x")
     here.put("private/a.txt", "KEY=kept by a rule\n")
     here.rules.append(rule("deny", "read_file", paths=(f"{here.workspace}/private/**",)))
