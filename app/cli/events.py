@@ -38,7 +38,7 @@ _WHO: Final = frozenset({"id", "tool"})
 @click.option("--follow", "-f", is_flag=True, help="Continue with new events until Ctrl-C.")
 @conversation_option
 @since_option("Only events since then")
-@click.option("--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.")
+@click.option("--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; may be repeated.")
 @json_option
 def events(follow: bool, conversation: str | None, since: float | None, kinds: tuple[str, ...]) -> None:
     """Show events in order: messages, tool calls, approvals, exits, answers, alarms. Events are kept for a day.

@@ -142,8 +142,8 @@ class Containers:
                 continue
             if what == "stopped":
                 stopped.append(home)
-            if what == "stopped" and self.log is not None:
-                await self.log.stopped(home.name, self._last_used(home))
+                if self.log is not None:
+                    await self.log.stopped(home.name, self._last_used(home))
             elif what == "removed" and self.log is not None:
                 await self.log.removed(home.name, time.time())
         await asyncio.to_thread(self.stands.tidy, self.engine.state)

@@ -90,8 +90,8 @@ def make_workspace(path: str | Path, *, uid: int = EXEC_UID) -> None:
 
 
 def found(program: str) -> str | None:
-    """The path at which commands find this program, or None."""
-    return shutil.which(program, path=CHILD_PATH)
+    """The path at which commands find the program of this name, or None; a name with a slash is not searched."""
+    return None if "/" in program else shutil.which(program, path=CHILD_PATH)
 
 
 _MOST_LINKS: Final = 40

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.runner import found
 from shellback.exec.core.sight.place import opened
 from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen, expanded
 from shellback.exec.policy.operands import Line, Operand, named_in
@@ -262,15 +262,6 @@ def _fixed(pattern: str) -> str:
     return (
         "/".join(itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), pattern.split("/"))) or "/"
     )
-
-
-def found(program: str) -> str | None:
-    """The path at which commands find this program, or None."""
-    for directory in CHILD_PATH.split(":"):
-        path = f"{directory}/{program}"
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
 
 
 def _row(name: str, path: str, identity: _Identity, sha256: str | None) -> Row:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.model import SHELL, Delivery, Session
@@ -41,8 +41,10 @@ _SHORTEST: Final = 16
 """The shortest part of a line that is shown when there is no more room."""
 
 
-Outputs = Callable[..., OutputLog]
-"""`Engine.output`."""
+class Outputs(Protocol):
+    """`Engine.output`."""
+
+    def __call__(self, session: Session, *, err: bool = False) -> OutputLog: ...
 
 
 class Seen(NamedTuple):

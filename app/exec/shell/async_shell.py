@@ -16,12 +16,12 @@ from shellback.exec.core.environment import check_env
 from shellback.exec.core.errors import InvalidCommand, LimitReached, PathOutsideSandbox, SpawnFailed
 from shellback.exec.core.identity import a_call, origin_in_call
 from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CallOrigin, CommandSpec, Session, WindowSize
+from shellback.exec.core.runner import found
 from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import check_size
 from shellback.exec.persistent import SHELL_COMMAND, PersistentShells
 from shellback.exec.persistent.shells import COLS, ROWS
-from shellback.exec.policy.binding import found
 from shellback.exec.policy.commands import private
 from shellback.exec.policy.policy import Grant
 from shellback.exec.shell import words

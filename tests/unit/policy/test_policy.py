@@ -11,6 +11,7 @@ import pytest
 
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.host import HostBackend
+from shellback.exec.core import runner
 from shellback.exec.core.display import request_lines
 from shellback.exec.core.errors import CommandDenied, InvalidCommand
 from shellback.exec.core.limits import Limits
@@ -416,9 +417,10 @@ def test_a_pipe_in_the_workspace_keeps_nobody(ws: Path) -> None:
 
 def test_programs_are_bound_by_path_and_content(ws: Path) -> None:
     rows = {row["name"]: row for row in bound(ws, "sort x.sh | python3 -V; no-such-program").executables}
-    assert rows["sort"]["path"] == os.path.realpath(binding.found("sort") or "")
+    assert rows["sort"]["path"] == os.path.realpath(runner.found("sort") or "")
     assert len(rows["sort"]["sha256"]) == 64
     assert rows["no-such-program"]["path"] is None
+    assert runner.found("/bin/sh") is None
 
 
 def test_what_may_write_nothing_is_bound_without_its_files(ws: Path) -> None:
