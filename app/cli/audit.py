@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.command()
 @conversation_option
 @since_option("Only entries since then")
-@click.option("--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only this kind; may be repeated.")
+@click.option(
+    "--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only this kind; may be repeated."
+)
 @json_option
 def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> None:
     """Show all calls that were asked for, approved, denied, used or refused, and by whom; oldest first, texts not cut.

@@ -201,7 +201,7 @@ async def test_the_description_is_durable_before_the_container_is_there(place: Y
     with pytest.raises(BackendUnavailable, match="no room"):
         await containers.ensure(want)
     assert known(containers.home(want)) == want
-    with pytest.raises(BackendUnavailable, match="how the container of .* was made is missing"):
+    with pytest.raises(BackendUnavailable, match=r"how the container of .* was made is missing"):
         await containers.revive(containers.root / "shellback-none")
 
 
