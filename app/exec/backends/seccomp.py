@@ -1,8 +1,7 @@
 """The system call filter of sandboxed commands, as the classic BPF program that `bwrap --seccomp FD` loads.
 
-The namespaces hold without it; it takes away the kernel's rarely used doors behind which ways out are found.
-Refused calls answer as they would to somebody without the right or on a kernel without the call, so programs
-take their usual other way.
+The namespaces isolate without the filter; it removes rarely used kernel interfaces, in which escapes are found. A
+refused call fails as it does without the privilege, or on a kernel without the call, so programs use their fallback.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Final
 from shellback.exec.core.errors import BackendUnavailable
 
 # Numbers are those of Linux 6.18: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64, scripts/syscall.tbl;
-# nfsservctl, which the second leaves out, is in include/uapi/asm-generic/unistd.h.
+# nfsservctl, which the second file lacks, is in include/uapi/asm-generic/unistd.h.
 NEWEST: Final = 469
-"""The newest call looked at (file_setattr); what comes later answers ENOSYS, as it does on Linux 6.18."""
+"""The newest call that the tables consider (file_setattr); later calls fail with ENOSYS, as on Linux 6.18."""
 
 # linux/audit.h
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -33,9 +32,9 @@ _LONGEST_JUMP: Final = 255
 _NR, _ARCH, _ARGUMENTS = 0, 4, 16
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
-# linux/sched.h: namespaces of all kinds, and to become a sibling: a child of the process that supervises.
+# linux/sched.h: all CLONE_NEW*, and CLONE_PARENT: a sibling of the caller would be a child of the supervisor.
 _CLONE_REFUSED: Final = 0x7E020000 | 0x8000
-# CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM: to stop sharing these takes nothing from anybody.
+# CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM: to stop sharing these affects no other process.
 _UNSHARE_HARMLESS: Final = 0x00050F00
 # asm-generic/ioctls.h
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
@@ -46,7 +45,7 @@ _SOCK_TYPE_MASK, _SOCK_PACKET, _NETLINK_ROUTE = 0xF, 10, 0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One instruction; a jump goes to the labels `yes` and `no`, None being the next step."""
+    """One instruction; a jump goes to the label `yes` or `no`, where None means the next step."""
 
     code: int
     k: int
@@ -56,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call: its numbers, None where the machine has none, and why and what for it is refused."""
+    """A system call: its number on each machine, or None; the error that refuses it, and the reason."""
 
     x86_64: int | None
     aarch64: int | None
@@ -70,7 +69,7 @@ class Call:
 
 
 def _argument(index: int, *, high: bool = False) -> Step:
-    # The low half unless told: the kernel takes `int` and looks at nothing else.
+    # The low half by default: the kernel takes an `int` and ignores the high half.
     return Step(_LOAD, _ARGUMENTS + 8 * index + 4 * high)
 
 
@@ -146,7 +145,7 @@ DENIED: Final[Mapping[str, Call]] = {
     "nfsservctl": Call(180, 42, errno.ENOSYS, _OBSOLETE),
     "lookup_dcookie": Call(212, 18, errno.ENOSYS, _OBSOLETE),
 }
-"""Calls that are refused whatever their arguments."""
+"""Calls that are refused with any arguments."""
 
 _UNIX: Final = Step(_IF_EQUAL, _AF_UNIX, "allow")
 
@@ -197,13 +196,13 @@ CHECKED: Final[Mapping[str, Call]] = {
 
 
 def program(machine: str | None = None, *, unix: bool = True) -> bytes:
-    """Return the filter for a machine, by default for this one; without `unix` AF_UNIX is left to socketpair.
+    """Return the filter for a machine, by default for this one; without `unix`, only socketpair has AF_UNIX.
 
-    A program of another architecture (32 bits) is killed by SIGSYS at its first call: its numbers mean other
-    calls, and with an error instead it could not even end properly. x32 numbers lie beyond NEWEST.
+    SIGSYS kills a program of another architecture (32 bits) at its first call: the numbers of its calls have
+    other meanings, and if its calls failed instead, it could not even exit. x32 numbers are above NEWEST.
 
     Raises:
-        BackendUnavailable: There is none for this machine.
+        BackendUnavailable: There is no filter for this machine.
     """
     machine = machine or os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -228,11 +227,11 @@ def program(machine: str | None = None, *, unix: bool = True) -> bytes:
 
 
 def assemble(listing: Sequence[Step | str]) -> bytes:
-    """Turn steps, and labels in front of them, into the kernel's form.
+    """Encode steps, and the labels before them, in the kernel's format.
 
     Raises:
-        ValueError: A label is there twice, or a jump goes backwards or further than its 8 bits.
-        KeyError: A jump goes to a label that is not there.
+        ValueError: A label occurs twice, or a jump goes backwards, or further than 8 bits can express.
+        KeyError: A jump names a label that does not exist.
     """
     places: dict[str, int] = {}
     steps: list[Step] = []
@@ -259,7 +258,7 @@ def assemble(listing: Sequence[Step | str]) -> bytes:
 
 
 def _segments(targets: Mapping[int | None, str]) -> list[tuple[int, str]]:
-    # The whole range of numbers as runs with one target each, by the first number of each run.
+    # All numbers, as runs with one target each; a run is given by its first number.
     found: list[tuple[int, str]] = []
     for number in range(NEWEST + 2):
         target = "ENOSYS" if number > NEWEST else targets.get(number, "allow")
@@ -269,9 +268,9 @@ def _segments(targets: Mapping[int | None, str]) -> list[tuple[int, str]]:
 
 
 def _tree(segments: Sequence[tuple[int, str]]) -> Iterator[Step | str]:
-    # A binary search: one step for each border between runs and about seven for each call, where a list would
-    # take one for each number. It looks at the number alone, so that the kernel (since 5.11) finds out once
-    # which calls are always allowed and does not run the program for them at all.
+    # A binary search: one step for each border between runs. A call takes about seven steps; with a list it would
+    # take one for each number. Only the number is tested, so the kernel (5.11 or newer) determines once which
+    # calls are always allowed, and does not run the program for them.
     middle = len(segments) // 2
     left, right = segments[:middle], segments[middle:]
     border = right[0][0]

@@ -1,7 +1,7 @@
-"""Reads logs: slices by bytes, by lines, or both ends.
+"""Readers of logs: slices by bytes, by lines, or of both ends.
 
-Offsets stay those of writing. A table beside the log lists dropped ranges with their number of newlines. The table is
-written before a range is punched out, so text is read first and the table second.
+A dropped range shifts no offset. A table beside the log lists the holes and the newlines in each. A hole is in the
+table before its range is removed from the file, so the text is read first and the table second.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 _INLINE_BYTES: Final = 128 * 1024
 _NOTE_CHARS: Final = 400
-"""Reserved for the line that says what was left out."""
+"""Characters reserved for the line that describes the omitted part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """Part of a log as text. `start` to `end` is the requested range; `bytes_shown` of it are in `text`.
 
-    `bytes_total`, `bytes_dropped`, `lines_total` and `dropped_lines` are of the whole log; None if not counted. `errno`
-    is why some output could not be written. With `uncounted` more may be dropped than counted.
+    `bytes_total`, `bytes_dropped`, `lines_total` and `dropped_lines` describe the whole log; None: not counted. `errno`
+    is the error that kept output from being written. If `uncounted`, more may have been dropped than was counted.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Slice:
 
     @property
     def partial(self) -> bool:
-        """Whether there is, or was, more output than the text."""
+        """Whether the text lacks a part of the range, or output of the log was dropped."""
         return self.cut or self.bytes_dropped > 0 or self.uncounted
 
 
@@ -172,7 +172,7 @@ class OutputLog:
             return exactly(fd, max(0, size - most), size)
 
     async def readable_end(self, *, ended: bool) -> int:
-        """The end for readers: the end of the log, or before an unfinished character while the process lives."""
+        """The offset up to which to read: the log's end, without an unfinished character while the process lives."""
         if ended:
             return self.size()
         return (await self._read(self._back_to_character)) or 0
@@ -184,7 +184,7 @@ class OutputLog:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     async def _read(self, work: Callable[[int, int], T], *, span: int | None = None) -> T:
-        """Let `work` read; in a thread if the log, or the `span`, is large."""
+        """Let `work` read; in a thread if both the log and the `span` are large."""
         fd = self._open()
         size = self._extent(fd)[0]
 
@@ -197,7 +197,7 @@ class OutputLog:
         return await asyncio.to_thread(read_and_close)
 
     def _ends(self, fd: int, start: int, end: int, size: int, budget: int) -> Slice:
-        # A dropped end of the range leaves its room to the text before it.
+        # If the end of the range was dropped, the text before it gets the whole budget.
         kept = next((max(hole.start, start) for hole in self._extent(fd)[1] if hole.start < end <= hole.end), end)
         if kept - start <= budget:
             return self._sliced(size, start, end, [(start, kept)], fd)
@@ -241,7 +241,7 @@ class OutputLog:
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
         raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
-        # Read after the bytes: a dropped range is in the table before it is removed from the file.
+        # Read the table after the bytes: a dropped range is in the table before it is removed from the file.
         printed, holes = self._extent(fd)
         dropped = sum(hole.end - hole.start for hole in holes)
         counts = Slice(
@@ -275,7 +275,7 @@ class OutputLog:
 
     def _left_out(self, fd: int, start: int, end: int, holes: list[Hole]) -> str:
         gone = sum(min(hole.end, end) - max(hole.start, start) for hole in holes if hole.start < end > start < hole.end)
-        # Counting would read everything, and a log without a cap may be of any size.
+        # Line ends of a large range are not counted: counting reads all of it, and an uncapped log has no maximum.
         whole = not any(hole.start < edge < hole.end or hole.uncounted for hole in holes for edge in (start, end))
         few = whole and end - start - gone <= limits.LOG_BYTES
         counted = f" with {newlines_in(fd, start, end, holes):,} line ends" if few else ""
@@ -304,7 +304,7 @@ WHOLE: Final[Range] = (0, None)
 async def both_ends(
     out: OutputLog, err: OutputLog, most: int, out_range: Range = WHOLE, err_range: Range = WHOLE
 ) -> tuple[Slice, Slice]:
-    """Ranges of two streams that share `most` bytes: each gets half, and what the other does not use."""
+    """Ranges of two streams that share `most` bytes: each gets half, and the rest that the other leaves unused."""
     room = most - most // 2
     of_out, of_err = (
         (log.size() if end is None else end) - start for log, (start, end) in ((out, out_range), (err, err_range))
@@ -332,7 +332,7 @@ _CHUNK: Final = 1024 * 1024
 
 def holes_in(path: str) -> list[Hole]:
     """The holes of a log, in order, from the table beside it."""
-    # First: once the symlink of the last hole is removed, the table has the hole.
+    # Read the symlink of the last hole before the table: when the symlink is removed, the table has the hole.
     last = gaps.read_last(path)
     try:
         rows = cast("list[dict[str, Any]]", json.loads(Path(path).read_bytes()))
@@ -340,7 +340,7 @@ def holes_in(path: str) -> list[Hole]:
     except FileNotFoundError:
         pass
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # Our table is renamed into place complete; this one was damaged. Ends must be told all the same.
+        # We only rename complete tables into place, so this table was damaged. Ends must be reported all the same.
         log.warning("the table of holes %s cannot be read, dropped ranges read as zeros: %s", path, error)
     return gaps.with_last([], last)
 
@@ -348,7 +348,7 @@ def holes_in(path: str) -> list[Hole]:
 def extent(fd: int, table: str, end: SessionEnd | None = None, *, err: bool = False) -> tuple[int, list[Hole]]:
     """The size of a log and its holes, from the file, the table beside it, and the session's end.
 
-    If a full disk did not even take a hole, only the end has the number of bytes.
+    If the disk was too full to record even the hole, only the session's end has the number of bytes.
     """
     status = os.fstat(fd)
     holes = holes_in(table)
@@ -371,7 +371,7 @@ def dropped_text(holes: Sequence[Hole], *, lines: int | None = None) -> str:
 
 def exactly(fd: int, start: int, end: int) -> bytes:
     """The bytes of a range; fewer only if the file ends earlier."""
-    # A pread may return less than asked; a shorter file ends the loop.
+    # A pread may return less than requested; the end of the file ends the loop.
     parts: list[bytes] = []
     while start < end and (data := os.pread(fd, min(_CHUNK, end - start), start)):
         parts.append(data)
@@ -406,7 +406,7 @@ def newlines_in(fd: int, start: int, end: int, holes: list[Hole]) -> int:
 
 
 def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: Literal["start", "end"]) -> int:
-    """The start of line `number`; an edge of the hole if the line starts in one."""
+    """The offset of line `number`; if the line starts in a hole, the edge of the hole that `in_hole` names."""
     wanted = number
     if wanted <= 0:
         return 0
@@ -426,7 +426,7 @@ def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: L
 
 
 def nth_newline(data: bytes, wanted: int) -> int:
-    """The position of newline number `wanted`, counted from 1; -1 for 0. `data` has at least as many."""
+    """The position of newline number `wanted`, counted from 1; -1 for 0. `data` must have that many newlines."""
     position, width = -1, len(data)
     while width > 4096:
         # Bisection: counting is fast, stepping from line to line is slow.

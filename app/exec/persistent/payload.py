@@ -1,11 +1,11 @@
-"""What is typed into a shell to have it run a command: first a line that asks for the rest, then the rest.
+"""The input that makes a persistent shell run a command: first the trigger line, then the payload.
 
-The line makes bash read on without showing what it reads (`read -s` switches the terminal by itself, and back), so the
-rest, which has the names of marks, is seen nowhere. It is one text without control characters. All words that an alias
-could change are quoted, all output of ours goes to the terminal whatever the shell's own goes to, and what traps and
-`set -x` would print about us goes nowhere. The command itself runs where it would have, had it been typed: in no
-function, with the status of the one before. What is not finished as it stands would go on into words of ours, so bash
-is asked about it first, and runs nothing of what it would refuse.
+The trigger makes bash read the payload with `read -s`, which switches the terminal's echo off and on again. So the
+payload, which contains the names of marks, is never shown. The payload is one text without control characters. Words
+that an alias could change are quoted. Our output goes to the terminal, even if the shell's output is redirected. Output
+of traps and of `set -x` about our commands is discarded. The command runs as if it had been typed: in no function, with
+the previous command's status in `$?`. An unfinished command would continue into our own words. So another bash parses
+it first; if that bash refuses the command, no part of the command runs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from shellback.exec.persistent.marks import quoted
 from shellback.exec.policy.classify.grammar import unfinished
 
 END: Final = b"\x01"
-"""Ends what the line asked for; a terminal that reads single characters lets it through."""
+"""Ends the payload; a terminal in non-canonical mode passes this byte on."""
 KNOWN: Final = b"k"
 _HOOK: Final = "#7770"
 _AS_IT_WAS: Final = b'case $PWD in "$__sl"/.|"$__sl"/./*)PWD=$__sl;;esac'
-"""For a directory that has been removed: `cd -P .` makes up another name for it each time."""
+"""Restores PWD if the directory was removed: each `cd -P .` then gives the directory another name."""
 _BEFORE: Final = b'case $__so in "")\\builtin unset OLDPWD;\\builtin declare -gx OLDPWD;;*)OLDPWD=$__so;;esac'
-"""A shell that has been in one directory only has no other to go back to."""
+"""Restores OLDPWD, which is unset in a shell that has been in one directory only."""
 _CHECKED: Final = b'(BASH_ENV= \\builtin exec -a bash /proc/self/exe -nO extglob -c -- "$__sb")'
-"""What is in `__sb` as another bash reads it, of the same program; nothing of it is run."""
+"""Makes another process of the same bash parse `__sb`; no part of it is run."""
 _REMEMBERED: Final = (
     b"{ case :$SHELLOPTS:${HISTCONTROL-}:${HISTIGNORE:+ignored} in *ignore[sb]*|*:ignored);;"
     b'*:history:*)\\builtin history -d -1||:;;esac;\\builtin history -s -- "$__sb"||:;} >/dev/null 2>&1;'
 )
-"""`history` has the command as if it had been typed, and not the line that asked for it."""
+"""Makes `history` list the command as if it had been typed, and not the trigger line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Where a command may leave the shell: `roots`, as the shell sees them; `back` is where it is put else."""
+    """A command may leave the shell in `roots` (paths as the shell sees them); else the shell is moved to `back`."""
 
     roots: Sequence[str]
     back: str
 
 
 def trigger(ready: str) -> bytes:
-    """The line that asks for a command; prints R with the last status and the shell's options once it listens."""
+    """The trigger line; when the shell reads the payload, R reports the last status and the shell's options."""
     return (
         f" IFS= \\builtin read -rsd $'\\1' -p $'\\e]7770;R;{ready};'\"${{__sq-$?}};$-\"$'\\'\\a' __sb 2>/dev/tty"
         '&&{ \\builtin set +vx;} 2>/dev/null&&\\builtin eval "$__sb"\n'
@@ -63,9 +63,9 @@ def trigger(ready: str) -> bytes:
 
 
 def payload(command: str, frame: Frame, bounds: Bounds, *, status: int, options: str) -> bytes:
-    """What the line asked for. `status` and `options` are what R said: the command finds both as they were."""
+    """The payload of a command. `status` and `options` are from R: when the command starts, both are as before."""
     before = b"\\builtin unset __sb;" + _begun(frame.start, status, options) + b"\n"
-    # Else `set -e` and a trap on ERR would hold against us what the command was allowed to say.
+    # Without this line, `set -e` and traps on ERR would act on the status of `eval`, where the command's is exempt.
     after = b"" if "v" in options or "<<" in command else b"\n\n{ __sq=$?;} >/dev/null 2>&1"
     run = b'\\builtin eval %b"$__sb"%b' % (quoted(before), quoted(after))
     if unfinished(command):
@@ -82,7 +82,7 @@ def payload(command: str, frame: Frame, bounds: Bounds, *, status: int, options:
 
 
 def setup(frame: Frame, bounds: Bounds, *, prompt: str) -> bytes:
-    """What a new shell is told: how it prompts, and to keep no file of what is typed."""
+    """The payload of a new shell: sets its prompt and switches its history file off."""
     inner = (
         b"\\builtin history -c;HISTFILE= HISTCONTROL=ignorespace;\\builtin export HISTFILE HISTCONTROL;PS1=%b"
         % quoted(prompt.encode())
@@ -97,7 +97,7 @@ def setup(frame: Frame, bounds: Bounds, *, prompt: str) -> bytes:
 
 
 def _mark(kind: str, name: str) -> bytes:
-    # The empty word is what `$_` is then.
+    # Its last argument, an empty word, becomes the value of `$_`.
     return f"\\builtin printf '\\e]7770;{kind};{name}\\a%s' ''>/dev/tty".encode("ascii")
 
 
@@ -107,16 +107,16 @@ def _begun(name: str, status: int, options: str) -> bytes:
     if modes:
         parts.append(f"{{ \\builtin set -{modes};}} 2>/dev/null".encode("ascii"))
     if status:
-        # No command may fail here: under `set -e` that would be the end of the shell.
+        # No command may fail here: with `set -e`, a failure would end the shell.
         parts.append(f"{{ (\\builtin exit {status})&&:;}} 2>/dev/null".encode("ascii"))
     return b";".join(parts)
 
 
 @functools.lru_cache(maxsize=256)
 def _hooked(name: str) -> bytes:
-    """Have P printed before each prompt and C before each line is run, also in a shell inside, beside what is there.
+    """Print P before each prompt and C before each line is run, also in an inner shell; keep what the hooks had.
 
-    P tells the status, and `KNOWN` where the shell is one that has had a command of ours: after `exec` it is not.
+    P reports the status, and `KNOWN` if this shell has run a payload; a shell that replaced it by `exec` has not.
     """
     said = f'\'\\e]7770;P;{name};%s;%s\\a\' "$?" "${{__sh-}}"'
     prompt = f"{{ \\builtin printf {said}>/dev/tty;}} 2>/dev/null {_HOOK}\n".encode("ascii")
@@ -129,9 +129,9 @@ def _hooked(name: str) -> bytes:
 
 
 def _ended(frame: Frame, bounds: Bounds) -> bytes:
-    """Print E; before that, put the shell back where it has left the directories in which it may be.
+    """Print E; before that, move the shell back if it has left its allowed directories.
 
-    Its physical directory counts: a symlink leads out as well as `..` does.
+    The physical directory counts: a symlink can lead out as `..` does.
     """
     inside = b"|".join(b"%b|%b" % (quoted(root), _below(root)) for root in map(os.fsencode, bounds.roots))
     back, root = quoted(os.fsencode(bounds.back)), quoted(os.fsencode(bounds.roots[0]))
@@ -141,11 +141,11 @@ def _ended(frame: Frame, bounds: Bounds) -> bytes:
             b'if \\builtin cd -P .;then case $PWD in %b) \\builtin cd -L "$__sl"||' % inside,
             b"%b;%b;__sl=;;" % (_AS_IT_WAS, _BEFORE),
             b"*) __sl=$PWD;\\builtin cd %b||\\builtin cd %b||:;OLDPWD=$PWD;;esac;else __sl=;fi;" % (back, root),
-            # A directory with a longer name than the kernel takes is not told.
+            # A directory whose path is longer than the kernel accepts is not reported.
             b"__so=$PWD;case $((${#__so}>4095)) in 1)__so=;;esac;case $((${#__sl}>4095)) in 1)__sl=...;;esac;",
             b"\\builtin printf '\\e]7770;E;%b;%%s;%%q\\037%%q\\a' " % frame.end.encode(),
             b'"$__sq" "$__so" "$__sl">/dev/tty;',
-            # The status stays behind in a variable: returned, it would be another failure to `set -e` and traps.
+            # The status is kept in a variable: if it were returned, `set -e` and traps would see another failure.
             b"\\builtin unset __sl __so;} >/dev/null 2>&1",
         ]
     )

@@ -28,9 +28,9 @@ def quoted(word: str) -> str:
 
 
 def line_of(command: str | Sequence[str]) -> str:
-    """The line for bash: a string unchanged; of a sequence the program of its first word, never a builtin.
+    """The line for bash: a string is unchanged; the first word of a sequence is a program, never a builtin.
 
-    Raises InvalidCommand if it is empty, has a NUL, or is no text.
+    Raises InvalidCommand if the command is empty, contains a NUL, or is not text.
     """
     if isinstance(command, str):
         _check(command)
@@ -65,12 +65,12 @@ def script_line(interpreter: str, script: bytes) -> str:
 
 
 def missing(interpreter: str) -> str:
-    """The only output of the line if the interpreter is missing; then its exit code is 127."""
+    """The only output of `script_line` if the interpreter is missing; the exit code is then 127."""
     return f"interpreter {interpreter!r} is missing or not executable where commands run; give another"
 
 
 def check_script(script: str, interpreter: str) -> bytes:
-    """The bytes of a script; InvalidCommand if it is empty, too long or no text, or the interpreter not absolute."""
+    """The bytes of a script; InvalidCommand if it is empty, too long or not text, or `interpreter` is not absolute."""
     _check(script)
     _check(interpreter)
     if not script.strip():
@@ -110,9 +110,9 @@ DEFAULT_BLOCKED: Final = frozenset(
 
 
 class CommandValidator:
-    """Refuses commands by their text; a sequence is joined with single spaces.
+    """A filter of commands by their text; a sequence is joined with single spaces.
 
-    A filter against mistakes, not a security boundary: an allowed program may run others. The sandbox is the boundary.
+    It catches mistakes and is no security boundary: an allowed program can run others. The sandbox is the boundary.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class CommandValidator:
         """Check a command.
 
         Raises:
-            ValueError: It is too long.
-            PermissionError: It has a blocked pattern, or a program that is not allowed.
+            ValueError: The command is too long.
+            PermissionError: The command contains a blocked pattern, or a program that is not allowed.
         """
         text = command if isinstance(command, str) else " ".join(command)
         if len(text) > self._most:

@@ -1,8 +1,8 @@
-"""A terminal emulator: takes output, and gives what a person would see as plain text.
+"""A terminal emulator: processes output, and returns as plain text the screen that a person would see.
 
-The grid is pyte's. Its parser is not used: it prints the inside of unknown sequences (device control strings,
-intermediates, colons) and raises at some. Here unknown sequences have no effect. Methods of pyte's grid that differ
-from xterm are overridden, with the reason.
+The grid is pyte's. Pyte's parser is not used: it prints the contents of unknown sequences (device control strings,
+intermediates, colons) and raises an error for some. Here unknown sequences have no effect. Methods of pyte's grid
+that differ from xterm are overridden; their docstrings give the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyte.screens import Char, Cursor, Screen, StaticDefaultDict, wcwidth
 
 _BLANK: Final = Char(" ")
 _MARKS: Final = 2
-"""Maximum of combining characters in one cell."""
+"""Maximum number of combining characters in one cell."""
 _SELECTORS: Final = frozenset(map(chr, range(0xFE00, 0xFE10)))
 """Variation selectors: they choose a form of a character, and make it wider in some fonts."""
 _TITLE_CHARS: Final = 200
@@ -39,7 +39,7 @@ _TOKEN: Final = re.compile(
     r"|(?P<control>[\x00-\x1f\x7f-\x9f])"
 )
 _WITHIN: Final = re.compile(r"[\x00-\x1f\x7f]")
-"""Control characters within a sequence: they have their effect, and the sequence goes on."""
+"""Control characters within a sequence: they take effect, and the sequence continues."""
 _PARTS: Final = re.compile(r"([<-?]?)([0-9;]*)([ -/]*)\Z")
 _STOPS: Final = range(8, 1000, 8)
 _UNFINISHED: Final = re.compile(
@@ -110,7 +110,7 @@ class Emulator(Screen):
         }
 
     def feed(self, data: bytes) -> None:
-        """Process the next piece of output; characters and sequences may be split between two."""
+        """Process the next piece of output; characters and sequences may be split between two pieces."""
         text = self._rest + self._decoder.decode(data)
         unfinished = _UNFINISHED.search(text, max(0, len(text) - _LONGEST))
         self._rest = "" if unfinished is None else unfinished[0]
@@ -178,7 +178,7 @@ class Emulator(Screen):
             self._flip(restore=number == 1049)
 
     def _flip(self, *, restore: bool) -> None:
-        """Switch between main and alternate screen, which is empty at first; pyte has no alternate screen."""
+        """Switch between the main and the alternate screen, which starts empty; pyte has only one screen."""
         if self._behind is None:
             self._behind = (self.buffer, copy.copy(self.cursor))
             self.buffer = _empty()
@@ -213,7 +213,7 @@ class Emulator(Screen):
         self._stops = list(_STOPS)
 
     def _soften(self) -> None:
-        """Reset modes; text, screen and cursor stay."""
+        """Soft reset: reset the modes; keep text, screen and cursor."""
         self.mode.difference_update({pyte_modes.IRM, pyte_modes.DECOM})
         self.mode.add(pyte_modes.DECAWM)
         self.margins = None
@@ -222,12 +222,12 @@ class Emulator(Screen):
         self.cursor.hidden = False
 
     def cursor_position(self, line: int | None = None, column: int | None = None) -> None:
-        """Stop at the margins in origin mode; pyte does not move."""
+        """In origin mode, stop at the margins; pyte does not move the cursor there."""
         self.cursor.x = min((column or 1) - 1, self.columns - 1)
         self.cursor_to_line(line)
 
     def cursor_to_line(self, line: int | None = None) -> None:
-        """Count from the top margin in origin mode; pyte fails without margins."""
+        """In origin mode, count from the top margin; pyte fails if no margins are set."""
         inside = pyte_modes.DECOM in self.mode and self.margins is not None
         top, bottom = (self.margins.top, self.margins.bottom) if inside and self.margins else (0, self.lines - 1)
         self.cursor.y = min(top + (line or 1) - 1, bottom)
@@ -267,7 +267,7 @@ class Emulator(Screen):
         self.cursor.x = min(self.cursor.x + width, self.columns)
 
     def _make_room(self, width: int) -> None:
-        """If the character does not fit in the row, wrap, or go back if the terminal does not wrap."""
+        """If the character does not fit in the row, wrap; if wrapping is off, move the cursor back."""
         if self.cursor.x + width <= self.columns:
             return
         if pyte_modes.DECAWM in self.mode:
@@ -295,7 +295,7 @@ class Emulator(Screen):
             if half:
                 half = False
             elif cell and wcwidth(cell[0]) == 2:
-                # If half of it was overwritten, it is not shown.
+                # A wide character is shown as a blank if its second half was overwritten.
                 half = cells[column + 1 : column + 2] == [""]
                 shown.append(cell if half else " ")
             else:
@@ -308,7 +308,7 @@ class Emulator(Screen):
         super().save_cursor()
 
     def restore_cursor(self) -> None:
-        """Restore the position, repeatedly, and regardless of margins."""
+        """Restore the saved position, any number of times, and regardless of margins."""
         kept = [point._replace(cursor=copy.copy(point.cursor)) for point in self.savepoints]
         self.mode.discard(pyte_modes.DECOM)
         super().restore_cursor()
@@ -317,18 +317,18 @@ class Emulator(Screen):
             self.cursor.y = min(kept[0].cursor.y, self.lines - 1)
 
     def cursor_up(self, count: int | None = None) -> None:
-        """Stop at the top margin only if below it; pyte also jumps there from above."""
+        """Stop at the top margin only if the cursor is below it; pyte also moves the cursor there from above."""
         top = self.margins.top if self.margins is not None and self.cursor.y >= self.margins.top else 0
         self.cursor.y = max(self.cursor.y - (count or 1), top)
 
     def cursor_down(self, count: int | None = None) -> None:
-        """Stop at the bottom margin only if above it."""
+        """Stop at the bottom margin only if the cursor is above it."""
         inside = self.margins is not None and self.cursor.y <= self.margins.bottom
         bottom = self.margins.bottom if self.margins is not None and inside else self.lines - 1
         self.cursor.y = min(self.cursor.y + (count or 1), bottom)
 
     def delete_lines(self, count: int | None = None) -> None:
-        """Delete rows; pyte leaves old text where a row moves that was never written."""
+        """Delete rows; if a row that was never written moves, pyte leaves old text at its new position."""
         for y in range(self.lines):
             self.buffer[y]
         super().delete_lines(count)
@@ -353,7 +353,7 @@ class Emulator(Screen):
             bisect.insort(self._stops, x)
 
     def clear_tab_stop(self, how: int = 0) -> None:
-        """Clear the tab stop at the cursor, or all."""
+        """Clear the tab stop at the cursor, or all tab stops."""
         gone = {0: [min(self.cursor.x, self.columns - 1)], 3: self._stops}.get(how, [])
         self._stops = [stop for stop in self._stops if stop not in gone]
 

@@ -31,7 +31,7 @@ class Misread(_Placed):
 
 
 class Unread(Exception):
-    """The rest of the text is not understood, so the command asks."""
+    """The rest of the text is not understood, so a person is asked."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class Unread(Exception):
 
 @dataclass(slots=True)
 class Pieces:
-    """A word while it is read. `literal` is the unquoted text, `kept` the quoted text, both without expansions."""
+    """A word that is being read. `literal` is its unquoted text, `kept` its quoted text, both without expansions."""
 
     text: list[str] = field(default_factory=list[str])
     literal: list[str] = field(default_factory=list[str])
@@ -74,10 +74,10 @@ class Pieces:
 
 
 DEPTH: Final = 20
-"""The most levels of nested commands, including substitutions."""
+"""Maximum nesting depth of commands and substitutions."""
 
 LEVELS: Final = 500
-"""The most levels that are entered in total; text that looks like arithmetic may be read twice."""
+"""Maximum number of levels entered in total; text that looks like arithmetic may be read twice."""
 
 _EASY: Final = re.compile(r"[A-Za-z0-9_./,@%+^-][A-Za-z0-9_./:,@%+^-]*(?=[ \t\n;|&)]|\Z)")
 _PLAIN: Final = re.compile(r"[^ \t\n|&;()<>'\"\\$`]+")
@@ -97,7 +97,7 @@ _ARITHMETIC: Final = "arithmetic can run commands"
 
 
 class Words(ABC):
-    """Reads words of `source` from `at`, and notes the parts outside the subset."""
+    """A reader of the words of `source` from offset `at`; it records the parts that are outside our grammar."""
 
     def __init__(self, source: str, at: int = 0) -> None:
         self.source = source
@@ -113,18 +113,18 @@ class Words(ABC):
 
     @abstractmethod
     def nested(self, opened: int) -> None:
-        """Read commands up to and including their `)`; `printer` is then the command that prints their output."""
+        """Read commands up to and including their `)`; set `printer` to the offset of the one that prints."""
 
     @abstractmethod
     def part(self, upto: int, at: int) -> Words:
-        """A reader for another part of the text, from `at`; it adds its findings to this one's."""
+        """A reader for the text from `at` to `upto`; both readers add to the same lists of results."""
 
     @abstractmethod
     def listed(self) -> None:
         """Read commands up to the end of the text."""
 
     def leave(self, reason: str, start: int, end: int | None = None) -> None:
-        """Note a part outside the subset."""
+        """Record a part that is outside our grammar."""
         end = self.at if end is None else end
         self.outside.append(Outside(reason=reason, text=self.source[start:end], start=start, end=end))
 
@@ -134,7 +134,7 @@ class Words(ABC):
         return self.source[at] if at < self.end else ""
 
     def skip(self) -> None:
-        """Skip blanks, continued lines and a comment."""
+        """Skip blanks, line continuations and a comment."""
         source = self.source
         if self.at < self.end and source[self.at] not in " \t\\#":
             return
@@ -305,7 +305,7 @@ class Words(ABC):
                 raise Unread("what a $ begins goes on in the next line")
 
     def _expansion(self, at: int, name: re.Match[str] | None, *, quoted: bool) -> bool:
-        """Skip the expansion here, if the $ begins one."""
+        """Skip the expansion that the $ at this position begins; False if it begins none."""
         following = self.here(1)
         if name:
             self.at = name.end()
@@ -338,14 +338,14 @@ class Words(ABC):
         self._substituted(pieces, at, quoted=quoted)
 
     def _substituted(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
-        """Note a substitution: a variable whose name is the offset of the substitution."""
+        """Record a substitution as a variable whose name is the offset of the substitution."""
         self.loops = {**self.loops, str(at): Output(self.printer)}
         pieces.variable(str(at), quoted=quoted)
 
     def arithmetic(self, opened: int, *, command: bool = False) -> bool:
-        """Read `((...))` that begins at `opened`; False, and nothing is read, if it is no arithmetic.
+        """Read the `((...))` that begins at `opened`; if it is not arithmetic, read nothing and return False.
 
-        As a `command` it also is none if a quote is not closed, because the quote may be in a comment or heredoc.
+        With `command`, an unclosed quote does not refuse the text: the quote may be in a comment or heredoc.
         """
         self.at = opened
         known, depth = (len(self.outside), len(self.commands)), self.depth
@@ -363,7 +363,7 @@ class Words(ABC):
         return False
 
     def _pair(self, opened: int) -> int:
-        """The offset after the bracket that is opened at an offset, estimated without reading it again."""
+        """Estimate the offset after the bracket that closes the one at `opened`, without parsing again; -1 if none."""
         level, at = 0, opened
         while at < self.at:
             match self.source[at]:
@@ -394,7 +394,7 @@ class Words(ABC):
             self.leave(_SUBSTITUTED, opened)
 
     def _apart(self, start: int, end: int) -> bool:
-        """Read commands that bash parses only when it reaches them; a syntax error in them is no error of the line."""
+        """Read commands that bash parses only when it executes them; a syntax error in them is no error of the line."""
         inner = self.part(end, start)
         try:
             inner.listed()
@@ -404,15 +404,15 @@ class Words(ABC):
         return True
 
     def expanding(self, start: int, end: int) -> None:
-        """Read text that bash expands like quoted text when it reaches it."""
+        """Read the text of a heredoc, which bash expands like quoted text, and only on execution."""
         inner = self.part(end, start)
         pieces = Pieces()
         with contextlib.suppress(Refused):
             while inner.at < inner.end:
-                inner._in_text(pieces, _IN_HEREDOC, "$`\\")  # noqa: SLF001 - of its own kind
+                inner._in_text(pieces, _IN_HEREDOC, "$`\\")  # noqa: SLF001 - same class
 
     def matched(self, mark: str, opened: int, *, quoted: bool = False) -> None:
-        """Skip to after the bracket or quote that closes the one here."""
+        """Skip past the bracket or quote that closes the `mark` at this position."""
         closing = _OPENING.get(mark, mark)
         self.deeper()
         self.at += 1
@@ -440,7 +440,7 @@ class Words(ABC):
         self.depth -= 1
 
     def deeper(self) -> None:
-        """Count a level; Unread if it is too deep, or there were too many in total."""
+        """Count a level; raise Unread above DEPTH nested levels, or LEVELS in total."""
         self.depth += 1
         self.levels += 1
         if self.depth > DEPTH or self.levels > LEVELS:
@@ -456,7 +456,7 @@ _NAMED: Final = re.compile(
 _DASH: Final = re.compile(r"\b(?:DASH|HYPHEN|MINUS)\b")
 
 # Letters, numbers and full stops that look like a bar or an angle; alone in a word they look like an operator.
-# Source: confusables.txt of Unicode Technical Standard 39, those with | < > for a skeleton, and the danda.
+# Source: the entries of confusables.txt (Unicode Technical Standard 39) with skeleton | < or >, and the danda.
 _STROKES: Final = frozenset(
     "\u01c0\u01c1\u05c0\u0964\u0965\u1433\u1438\u2016\u23d0\u27e8\u27e9\u2d4f\u3008\u3009\u3021\u4e28"
 )
