@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
+from pydantic_ai import Agent
+from pydantic_ai.models.function import FunctionDef, FunctionModel
 
+from shellback.exec.core.model import SessionId
 from shellback.storage.db import Database
 from shellback.storage.tables import conversations, mailbox, turns
 from shellback.work.approvals import sending
 from shellback.work.approvals.asking import Proposed
-from shellback.work.queue.items import WorkItem
+from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter, lock
 from shellback.work.queue.queues import note_turn
 from shellback.work.turn import claims, hearing, stopping
 from shellback.work.turn.claims import Entry, Wakes
 from shellback.work.turn.closing import Closing, close
 from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import Hearing
+from shellback.work.turn.live import LiveBlocks
+from shellback.work.turn.stopping import Wish
 
 HOST = "host1"
 PROPOSED = Proposed(
@@ -60,6 +66,16 @@ class Talk:
         epoch = self.enter(item, **wakes).epoch
         assert epoch is not None
         return epoch
+
+    def entered(self, text: str = "hello", **more: Any) -> tuple[WorkItem, int]:
+        """The item of a message, and the epoch of the turn that has begun for it."""
+        item = self.send(text, **more)
+        return item, self.epoch(item)
+
+    def last(self, kind: ItemType) -> WorkItem:
+        """The item that was put last; it has to be one of this kind."""
+        assert self.queue.items[-1].type is kind
+        return self.queue.items[-1]
 
     def letters(self, item: WorkItem, epoch: int, step: int = 0) -> list[Letter]:
         return self.db.write_now(stopping.look, "c1", item.id, epoch, step)[0]
@@ -107,6 +123,34 @@ def a_worker(name: str, host_id: str, at: float, version: str = "v1", **more: An
 @pytest.fixture
 def talk(database: Database) -> Talk:
     return Talk(database)
+
+
+class Given(Hearing):
+    """Hears at each look what the test gives it, wishes what it wishes, and looks into no database."""
+
+    def __init__(
+        self,
+        letters: Callable[[int], list[Letter]] = lambda _: [],
+        *,
+        wish: Callable[[int], Wish | None] = lambda _: None,
+        ended: bool = False,
+        live: LiveBlocks | None = None,
+    ) -> None:
+        super().__init__(cast("Any", None), live)
+        self._letters, self._wish, self._ended = letters, wish, ended
+
+    def agent(self, respond: FunctionDef) -> Agent[TurnDeps]:
+        """One whose model responds so."""
+        return Agent(FunctionModel(respond), deps_type=TurnDeps, capabilities=[self])
+
+    async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+        return self._letters(step), self._wish(step)
+
+    async def wished(self, deps: TurnDeps) -> Wish | None:
+        return self._wish(deps.looks + 1)
+
+    async def ended(self, session_id: SessionId) -> bool:
+        return self._ended
 
 
 @pytest.fixture

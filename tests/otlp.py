@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -104,25 +104,40 @@ def serving(server: ThreadingHTTPServer) -> Generator[str]:
 
 
 @contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], int | None]) -> Generator[str]:
+    """The address of a server that answers what is posted there with these statuses, or does not answer at all."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status = answer(self, self.rfile.read(int(self.headers["Content-Length"])))
+            if status is None:
+                return
+            with suppress(OSError):
+                self.send_response(status)
+                self.send_header("Location", "file:///etc/passwd")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
+
+
+@contextmanager
 def receiving(*, hangs: bool = False) -> Generator[Receiver]:
     """A receiver; one that `hangs` takes a request and does not answer before the end."""
     found = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.asked.set()
-            if hangs:
-                found.go_on.wait(120)
-                return
-            found.take(self.path, gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(asked: BaseHTTPRequestHandler, body: bytes) -> int | None:
+        found.asked.set()
+        if hangs:
+            found.go_on.wait(120)
+            return None
+        found.take(asked.path, gzip.decompress(body) if asked.headers["Content-Encoding"] == "gzip" else body)
+        return 200
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as found.url:
+    with answering(answer) as found.url:
         try:
             yield found
         finally:

@@ -6,13 +6,12 @@ import json
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from tests.commands import Terminal, assert_refused, facts, shellback, told
-from tests.otlp import serving
+from tests.otlp import answering
 from tests.stage import Stage, working
 
 KEY = "s3cret"
@@ -37,18 +36,7 @@ class Hook:
 
     @contextmanager
     def served(self) -> Generator[str]:
-        hook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                taken = hook.taken(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(204 if taken else 503)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        with answering(lambda _, body: 204 if self.taken(json.loads(body)) else 503) as url:
             try:
                 yield f"{url}/{KEY}"
             finally:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pydantic_ai import Agent, FunctionToolset, RunContext
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -20,7 +19,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolReturn,
 )
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import AgentInfo
 
 from shellback.exec.core.errors import SessionNotFound
 from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
@@ -34,11 +33,11 @@ from shellback.storage.sessions import SqlSessionStore
 from shellback.work.queue.mailbox import Letter
 from shellback.work.turn import hearing
 from shellback.work.turn.deps import TurnDeps
-from shellback.work.turn.hearing import Hearing, notice
+from shellback.work.turn.hearing import notice
 from shellback.work.turn.live import LiveBlocks
 from shellback.work.turn.stopping import Wish
 from tests.execs import origin, places, unstarted_engine
-from tests.items import turn_deps
+from tests.items import Given, turn_deps
 from tests.sessions import a_session
 
 pytestmark = pytest.mark.anyio
@@ -86,30 +85,21 @@ class Scene:
             part = ToolCallPart("act", {}, f"c{before}-{made}") if made <= calls else TextPart("done")
             return ModelResponse(parts=[part])
 
-        tools = FunctionToolset[TurnDeps]()
-
-        @tools.tool
-        async def act(_ctx: RunContext[TurnDeps]) -> Any:
-            done = tool() if tool else "did it"
-            return await done if asyncio.iscoroutine(done) else done
-
         scene = self
 
-        class Given(Hearing):
+        class Heard(Given):
             async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
                 if scene.meanwhile is not None:
                     await scene.meanwhile()
                 return scene.letters.pop(step, []), None
 
-            async def wished(self, deps: TurnDeps) -> Wish | None:
-                return None
+        agent = Heard(live=self.live).agent(respond)
 
-        agent = Agent(
-            FunctionModel(respond),
-            deps_type=TurnDeps,
-            toolsets=[tools],
-            capabilities=[Given(cast("Any", None), self.live)],
-        )
+        @agent.tool_plain
+        async def act() -> Any:
+            done = tool() if tool else "did it"
+            return await done if asyncio.iscoroutine(done) else done
+
         said = parts(self.history)
         result = await agent.run(text, deps=turn_deps(gate=self.gate), message_history=self.history)
         kept = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())

@@ -45,8 +45,7 @@ def test_an_item_that_finds_the_conversation_claimed_ends_at_once_and_its_news_g
     second = talk.send("two")
     assert talk.enter(second).outcome == "busy"
     talk.finish(first, epoch)
-    follow = talk.queue.items[-1]
-    assert follow.type is ItemType.FOLLOW_UP
+    follow = talk.last(ItemType.FOLLOW_UP)
     assert follow.priority is Priority.NORMAL
     assert talk.take(follow, talk.epoch(follow)) == ["two"]
 
@@ -81,8 +80,7 @@ def test_an_overtaken_execution_takes_nothing_and_closes_nothing(talk: Talk) -> 
 
 
 def test_closing_again_returns_the_stored_outcome_and_changes_nothing(talk: Talk) -> None:
-    item = talk.send()
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered()
     talk.finish(item, epoch)
     talk.send("two")
     count = len(talk.queue.items)
@@ -118,8 +116,7 @@ def test_pending_calls_block_and_the_last_decision_resumes_once(talk: Talk) -> N
     decide(talk, first.id, "approved")
     assert talk.queue.items[-1].type is not ItemType.APPROVAL
     decide(talk, second.id, "denied")
-    resumed = talk.queue.items[-1]
-    assert resumed.type is ItemType.APPROVAL
+    resumed = talk.last(ItemType.APPROVAL)
     assert talk.take(resumed, talk.epoch(resumed)) == ["meanwhile"]
     with pytest.raises(ApprovalSettled, match="denied already"):
         decide(talk, second.id, "approved")
@@ -174,8 +171,7 @@ def test_a_dead_turn_gives_its_news_back_and_three_in_a_row_set_the_conversation
         talk.begun(item)
         assert talk.die() == ("set_aside" if strike == 2 else "retried")
         if strike < 2:
-            item = talk.queue.items[-1]
-            assert item.type is ItemType.RETRY
+            item = talk.last(ItemType.RETRY)
     assert (talk.conversation().state, talk.conversation().blocked_reason) == ("blocked", "set_aside")
     again = talk.send("try again")
     talk.begun(again, "hello", "turn_failed", "turn_failed", "turn_failed", "try again")
@@ -232,8 +228,7 @@ def test_a_message_heard_through_a_follow_up_is_a_persons_and_begins_a_new_chain
     epoch = talk.begun(callback, chain=1)
     assert talk.enter(talk.send("listen")).outcome == "busy"
     talk.finish(callback, epoch)
-    follow = talk.queue.items[-1]
-    assert follow.type is ItemType.FOLLOW_UP
+    follow = talk.last(ItemType.FOLLOW_UP)
     talk.begun(follow, "listen", chain=1)
 
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.notices.notifier import Command, Notifier, NotSent, Target, Webhook
 from shellback.work.worker.worker import WorkerConfig
 from tests.items import PROPOSED, Talk
+from tests.otlp import answering
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 30.0
@@ -39,48 +39,26 @@ class Receiver:
 
     def __init__(self, *statuses: int, hold: threading.Event | None = None) -> None:
         self.got: list[dict[str, Any]] = []
-        left = list(statuses)
-        receiver = self
+        self._left, self._hold = list(statuses), hold
+        self._served = contextlib.ExitStack()
+        self.url = f"{self._served.enter_context(answering(self._answer))}/hook/s3cret"
+        self.close = self._served.close
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.append(json.loads(body))
-                if hold is not None:
-                    hold.wait(PATIENCE_S)
-                status = left.pop(0) if len(left) > 1 else left[0]
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Location", "file:///etc/passwd")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}/hook/s3cret"
-        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self._thread.join()
-        self.server.server_close()
+    def _answer(self, _asked: object, body: bytes) -> int:
+        self.got.append(json.loads(body))
+        if self._hold is not None:
+            self._hold.wait(PATIENCE_S)
+        return self._left.pop(0) if len(self._left) > 1 else self._left[0]
 
 
 @pytest.fixture
 def receive() -> Iterator[Callable[..., Receiver]]:
-    made: list[Receiver] = []
+    with contextlib.ExitStack() as made:
 
-    def make(*statuses: int, **more: Any) -> Receiver:
-        made.append(Receiver(*statuses, **more))
-        return made[-1]
+        def make(*statuses: int, **more: Any) -> Receiver:
+            return made.enter_context(contextlib.closing(Receiver(*statuses, **more)))
 
-    yield make
-    for receiver in made:
-        receiver.close()
+        yield make
 
 
 @contextlib.asynccontextmanager
@@ -232,8 +210,7 @@ def _all_of(fd: int) -> bytes:
 
 
 async def test_an_approval_is_told_once_however_often_its_turn_is_closed(talk: Talk) -> None:
-    item = talk.send()
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered()
     for _ in range(2):
         talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=BOX)
     (row,) = found(talk.db)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
-from pydantic_ai import Agent, FunctionToolset, capture_run_messages
+from pydantic_ai import Agent, capture_run_messages
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import AgentInfo
 
 from shellback.cli.send import Waiting
-from shellback.exec.core.model import SessionId
 from shellback.storage.db import Database
 from shellback.storage.tables import notices as told
 from shellback.work.approvals import approvals, sending
@@ -20,12 +18,11 @@ from shellback.work.errors import UnknownConversation
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
-from shellback.work.queue.mailbox import Letter
 from shellback.work.turn import closing, stopping
 from shellback.work.turn.deps import TurnDeps
-from shellback.work.turn.hearing import Hearing, Stopped
+from shellback.work.turn.hearing import Stopped
 from shellback.work.turn.stopping import NEXT, Stopping, Wish
-from tests.items import HOST, PROPOSED, Talk, turn_deps
+from tests.items import HOST, PROPOSED, Given, Talk, turn_deps
 
 
 class Desk(Talk):
@@ -54,8 +51,7 @@ def talk(database: Database) -> Desk:
 
 
 def test_a_turn_told_to_end_takes_no_more_news_and_what_came_behind_it_runs_next(talk: Desk) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     assert talk.look(item, epoch, 0) == (["one"], None)
     talk.send("behind")
     assert talk.db.read_now(stopping.stoppable, "c1")
@@ -68,14 +64,12 @@ def test_a_turn_told_to_end_takes_no_more_news_and_what_came_behind_it_runs_next
     talk.close(item, again, "stopped", answer="Stopped by ann.")
     row = talk.conversation()
     assert (row.state, row.stop_turn, row.stop_by) == ("free", None, None)
-    follow = talk.queue.items[-1]
-    assert follow.type is ItemType.FOLLOW_UP
+    follow = talk.last(ItemType.FOLLOW_UP)
     assert talk.look(follow, talk.epoch(follow), 0) == (["one", "behind"], None)
 
 
 def test_a_turn_that_ends_by_itself_first_takes_the_wish_with_it(talk: Desk) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     talk.stop()
     talk.close(item, epoch, "answered", answer="done")
     later = talk.send("two")
@@ -83,13 +77,11 @@ def test_a_turn_that_ends_by_itself_first_takes_the_wish_with_it(talk: Desk) -> 
 
 
 def test_the_wish_for_a_turn_that_died_holds_for_the_one_that_tries_again(talk: Desk) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     assert talk.look(item, epoch, 0) == (["one"], None)
     talk.stop()
     assert talk.die() == "retried"
-    retry = talk.queue.items[-1]
-    assert retry.type is ItemType.RETRY
+    retry = talk.last(ItemType.RETRY)
     assert talk.look(retry, talk.epoch(retry), 1)[1] == "ann"
 
 
@@ -100,20 +92,17 @@ def test_calls_that_wait_for_approval_are_denied_and_their_turn_ends_before_it_a
     assert talk.stop().reach == "approvals"
     (request,) = talk.db.read_now(approvals.find)
     assert (request.state, request.surface) == ("superseded", "stop")
-    resume = talk.queue.items[-1]
-    assert resume.type is ItemType.APPROVAL
+    resume = talk.last(ItemType.APPROVAL)
     assert talk.look(resume, talk.epoch(resume), 1)[1] == "ann"
 
 
 def test_a_turn_that_was_told_to_end_while_it_asked_for_approval_asks_nobody(talk: Desk) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     talk.stop()
     talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,))
     (request,) = talk.db.read_now(approvals.find)
     assert request.state == "superseded"
-    resume = talk.queue.items[-1]
-    assert resume.type is ItemType.APPROVAL
+    resume = talk.last(ItemType.APPROVAL)
     assert talk.look(resume, talk.epoch(resume), 1)[1] == "ann"
 
 
@@ -132,16 +121,14 @@ def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_w
     talk.say("two")
     epoch = talk.hears(item, "one", by="ann")
     talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
-    follow = talk.queue.items[-1]
-    assert follow.type is ItemType.FOLLOW_UP
+    follow = talk.last(ItemType.FOLLOW_UP)
     talk.hears(follow, "two", by=None)
 
 
 def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(
     talk: Desk,
 ) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     assert talk.stop().reach == "running"
     talk.send("two")
     assert talk.stop().reach == "running"
@@ -164,8 +151,7 @@ def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> Non
 def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(
     talk: Desk,
 ) -> None:
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     assert talk.begin(item, epoch) == ["one"]
     talk.send("behind")
     talk.stop()
@@ -213,8 +199,7 @@ def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(talk
 
 def test_nobody_is_told_of_calls_that_a_stop_denies_as_they_are_asked_for(talk: Desk) -> None:
     box = Outbox(host="here", on=True)
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     talk.stop()
     talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=box)
     assert talk.db.read_now(lambda conn: conn.execute(sa.select(told)).all()) == []
@@ -223,8 +208,7 @@ def test_nobody_is_told_of_calls_that_a_stop_denies_as_they_are_asked_for(talk: 
 def test_where_nothing_is_under_way_nothing_is_stopped_later(talk: Desk) -> None:
     with pytest.raises(UnknownConversation):
         talk.stop()
-    item = talk.send("one")
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered("one")
     talk.look(item, epoch, 0)
     talk.close(item, epoch, "answered", answer="done", heard=frozenset({1}))
     assert talk.stop().reach is None
@@ -251,6 +235,9 @@ def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_
     assert (settled.turn_id, settled.outcome) == (resume.id, "stopped")
 
 
+WISH = Wish(by="ann", living=[], count=0)
+
+
 async def results_of(agent: Agent[TurnDeps]) -> list[ToolReturnPart]:
     with capture_run_messages() as messages, pytest.raises(Stopped, match="Stopped by ann"):
         await agent.run("go", deps=turn_deps())
@@ -263,34 +250,18 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
     ran: list[str] = []
     asked = 0
 
-    def wish() -> Wish | None:
-        return Wish(by="ann", living=[], count=0) if ran else None
-
-    class Wishful(Hearing):
-        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-            return [], wish()
-
-        async def wished(self, deps: TurnDeps) -> Wish | None:
-            return wish()
-
-        async def ended(self, session_id: SessionId) -> bool:
-            return False
-
     def respond(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         nonlocal asked
         asked += 1
         return ModelResponse(parts=[ToolCallPart("act", {"word": word}, word) for word in ("one", "two")])
 
-    tools = FunctionToolset[TurnDeps]()
+    agent = Given(wish=lambda _: WISH if ran else None).agent(respond)
 
-    @tools.tool_plain(metadata={"category": "exec"}, sequential=True)
+    @agent.tool_plain(metadata={"category": "exec"}, sequential=True)
     def act(word: str) -> str:
         ran.append(word)
         return f"did {word}"
 
-    agent = Agent(
-        FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Wishful(cast("Any", None))]
-    )
     results = await results_of(agent)
     assert (ran, asked) == (["one"], 1)
     assert [(part.outcome, str(part.content)) for part in results] == [
@@ -307,26 +278,11 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
 async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebody_wants_the_turn_to_end(
     ended: bool, said: str
 ) -> None:
-    class Wishful(Hearing):
-        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-            return [], Wish(by="ann", living=[], count=0) if step > 1 else None
+    given = Given(wish=lambda look: WISH if look > 1 else None, ended=ended)
+    agent = given.agent(lambda _messages, _info: ModelResponse(parts=[ToolCallPart("act", {}, "one")]))
 
-        async def wished(self, deps: TurnDeps) -> Wish | None:
-            return Wish(by="ann", living=[], count=0)
-
-        async def ended(self, session_id: SessionId) -> bool:
-            return ended
-
-    tools = FunctionToolset[TurnDeps]()
-
-    @tools.tool_plain(metadata={"category": "exec"})
+    @agent.tool_plain(metadata={"category": "exec"})
     def act() -> str:
         return "did it"
 
-    agent = Agent(
-        FunctionModel(lambda _messages, _info: ModelResponse(parts=[ToolCallPart("act", {}, "one")])),
-        deps_type=TurnDeps,
-        toolsets=[tools],
-        capabilities=[Wishful(cast("Any", None))],
-    )
     assert [str(part.content) for part in await results_of(agent)] == [said]

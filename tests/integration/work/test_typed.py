@@ -44,24 +44,21 @@ def test_it_wakes_nobody_and_is_heard_with_the_next_turn(talk: Talk) -> None:
     talk.db.write_now(lambda conn: talk.queue.put(conn, idle, host_id=HOST))
     assert talk.enter(idle).outcome == "nothing"
 
-    item = talk.send()
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered()
     assert heard(talk, item, epoch) == [told(7), "hello"]
     note(talk.db, 3, over=True, key="a.1")
     before = len(talk.queue.items)
     talk.finish(item, epoch)
     assert len(talk.queue.items) == before  # no follow-up for what came meanwhile
     talk.send("again")
-    item = talk.queue.items[-1]
-    assert item.type is ItemType.CHAT
+    item = talk.last(ItemType.CHAT)
     assert heard(talk, item, talk.epoch(item)) == [told(3), "again"]
 
 
 def test_what_is_typed_on_after_a_turn_has_heard_of_it_is_told_apart(talk: Talk) -> None:
     note(talk.db, 1, over=False)
     note(talk.db, 4, over=False)
-    item = talk.send()
-    epoch = talk.epoch(item)
+    item, epoch = talk.entered()
     assert heard(talk, item, epoch) == [told(4, " so far"), "hello"]
     note(talk.db, 4, over=False)
     assert heard(talk, item, epoch, step=1) == []

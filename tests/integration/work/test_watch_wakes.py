@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
-from pydantic_ai import Agent, FunctionToolset
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturn
-from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.function import AgentInfo
 
 from shellback.exec.core.model import Delivery, EndedBy, SessionEnd, SessionId, SessionState
 from shellback.exec.core.watch import Hit, Watch
@@ -27,11 +25,8 @@ from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import ItemType, Priority, WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.watch_wakes import WatchWakes
-from shellback.work.turn import hearing
-from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import texts_of
-from shellback.work.turn.stopping import Wish
-from tests.items import HOST, Talk, turn_deps
+from tests.items import HOST, Given, Talk, turn_deps
 from tests.sessions import EXITED, a_session
 from tests.watches import a_hit, a_watch
 
@@ -98,8 +93,7 @@ def test_a_hit_of_output_that_the_turn_has_read_is_taken_back_when_it_closes(tal
     read = ((SessionId("s1"), 7, 15), (SessionId("s1"), 15, 40), (SessionId("s2"), 0, 100))
     assert talk.close(first, epoch, answer="done", read=read) == "answered"
     assert rows_of(talk.db) == [("watch", "watch:v1:1", "heard"), ("watch", "watch:v1:2", "unread")]
-    follow = talk.queue.items[-1]
-    assert follow.type is ItemType.FOLLOW_UP
+    follow = talk.last(ItemType.FOLLOW_UP)
     epoch = talk.epoch(follow)
     assert [letter.payload["hit"] for letter in talk.letters(follow, epoch)] == [2]
     talk.close(follow, epoch, answer="done", heard=frozenset({2}), read=((SessionId("s1"), 60, 200),))
@@ -201,26 +195,18 @@ def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again() -> None:
         payload = {**FOUND, "start": start, "end": end, "session_id": "s1", "kind": "pattern", "pattern": "p"}
         return Letter(id=number, kind="watch", payload={**payload, "watch_id": "v1", "hit": number, "off": None})
 
-    class Given(hearing.Hearing):
-        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-            return ([letter(1, 10, 19), letter(2, 40, 60)] if step == 2 else []), None
+    def respond(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        asked = any(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(parts=[TextPart("done") if asked else ToolCallPart("poll", {}, "one")])
 
-        async def wished(self, deps: TurnDeps) -> Wish | None:
-            return None
+    agent = Given(lambda look: [letter(1, 10, 19), letter(2, 40, 60)] if look == 2 else []).agent(respond)
 
-    tools = FunctionToolset[TurnDeps]()
-
-    @tools.tool_plain(metadata={"category": "process"})
+    @agent.tool_plain(metadata={"category": "process"})
     def poll() -> ToolReturn[str]:
         told = {"session_id": "s1", "state": "running", **measured(Slice(text="", start=0, end=30, bytes_shown=30))}
         cut = {"session_id": "s2", "state": "running", **measured(Slice(text="", start=0, end=90, bytes_shown=60))}
         return ToolReturn("read", metadata={**told, "sessions": [cut]})
 
-    def respond(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        asked = any(isinstance(message, ModelResponse) for message in messages)
-        return ModelResponse(parts=[TextPart("done") if asked else ToolCallPart("poll", {}, "one")])
-
-    agent = Agent(FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Given(cast("Any", None))])
     deps = turn_deps()
     history = asyncio.run(agent.run("go", deps=deps)).all_messages_json().decode()
     assert deps.read == [("s1", 0, 30)]
