@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from shellback.exec.wire import layout
 from tests.databases import unavailable
-from tests.supervisors import Rig, gone
+from tests.supervisors import Rig, gone, run_to_end
 
 pytestmark = pytest.mark.anyio
 
@@ -69,16 +68,10 @@ def test_a_stranger_with_the_number_of_a_session_is_left_alone(tmp_path: Path) -
     if os.geteuid() != 0:
         pytest.skip("only root makes a namespace in which commands have another user id")
     able = "echo 300 > /proc/sys/kernel/ns_last_pid"
-    tried = subprocess.run([*NAMESPACE, "sh", "-c", able], capture_output=True, text=True, check=False)
+    tried = run_to_end(*NAMESPACE, "sh", "-c", able)
     if tried.returncode:
         unavailable(f"process numbers cannot be given out anew here: {tried.stderr.strip()}")
-    done = subprocess.run(
-        [*NAMESPACE, sys.executable, PROGRAM, tmp_path],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = run_to_end(*NAMESPACE, sys.executable, PROGRAM, tmp_path, env=environ, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == ["ended 3", "adopted 9", "unseen lost supervisor_killed", "damaged lost"]

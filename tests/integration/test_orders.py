@@ -16,6 +16,7 @@ from shellback.orders import known_workspaces, note_workspace
 from shellback.settings import Settings, SettingsError
 from tests.databases import unavailable
 from tests.execs import places
+from tests.supervisors import run_to_end
 
 RAN = "the planted module ran"
 ROOT = Path(__file__).parents[2]
@@ -42,9 +43,7 @@ def shellback(ground: Path, directory: Path, *words: str, **environ: str) -> sub
     """Run the command line in a directory; its code is found whatever is there."""
     given = {"PATH": os.environ["PATH"], "HOME": str(ground), "SHELLBACK_HOME": str(ground / "state"), **environ}
     entry = f"import sys; sys.path[0] = {str(ROOT)!r}; from shellback.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", entry, *words], cwd=directory, env=given, capture_output=True, text=True, check=False
-    )
+    return run_to_end(sys.executable, "-c", entry, *words, cwd=directory, env=given)
 
 
 def by_environment(ground: Path) -> dict[str, str]:
@@ -169,7 +168,7 @@ def test_a_module_of_a_shared_directory_does_not_stand_in_for_one_that_shellback
     (ground / "ws" / "click.py").write_text(f"import sys; sys.stderr.write({RAN!r})\n")
     given = {"PATH": os.environ["PATH"], "HOME": str(ground), "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "shellback", "--help"]
-    said = subprocess.run(words, cwd=ground / "ws", env=given, capture_output=True, text=True, check=False)
+    said = run_to_end(*words, cwd=ground / "ws", env=given)
     assert RAN not in said.stderr + said.stdout
     assert said.returncode == 0
 
@@ -194,16 +193,10 @@ def test_a_state_directory_remembers_workspaces_and_forgets_the_oldest(ground: P
 
 def test_a_worker_notes_its_workspace(ground: Path) -> None:
     workspace, _ = places(ground)
-    said = subprocess.run(
-        [sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin"],
-        stdin=subprocess.DEVNULL,
-        env={
-            "PATH": os.environ["PATH"], "HOME": str(ground), "PYTHONPATH": str(ROOT), "BACKEND": "host",
-            "SHELLBACK_HOME": str(ground / "state"), "WORKSPACE_ROOT": str(workspace),
-        },
-        cwd=ground,
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
+    given = {
+        "PATH": os.environ["PATH"], "HOME": str(ground), "PYTHONPATH": str(ROOT), "BACKEND": "host",
+        "SHELLBACK_HOME": str(ground / "state"), "WORKSPACE_ROOT": str(workspace),
+    }  # fmt: skip
+    command = (sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin")
+    said = run_to_end(*command, stdin=subprocess.DEVNULL, cwd=ground, env=given)
     assert known_workspaces(ground / "state") == [workspace], said.stderr

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.supervisor.sandbox import hierarchies
 from shellback.settings import Settings, SettingsError, shown_url
 from shellback.wiring import choice
+from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,16 +181,8 @@ def test_settings_cannot_be_changed() -> None:
 
 def in_directory(directory: Path, program: str, **environ: str) -> str:
     """Run a program with the real environment reader, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=directory,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(directory), "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    return done.stdout.strip()
+    given = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "PYTHONPATH": str(ROOT), **environ}
+    return run_to_end(sys.executable, "-c", program, cwd=directory, env=given, check=True).stdout.strip()
 
 
 SHOW = "import os; from shellback.settings import Settings; s = Settings.load(); "

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.databases import unavailable
 from tests.execs import Told, end_of, granted, launch, origin, printed, run, running, spec
 from tests.integration.tools.test_toolset_agent import converse, refusal
 from tests.podmans import in_pod
-from tests.supervisors import SOON, Rig, answered, end, stop
+from tests.supervisors import SOON, Rig, answered, end, run_to_end, stop
 
 pytestmark = pytest.mark.anyio
 
@@ -338,9 +337,7 @@ def test_root_without_its_powers_as_in_a_container_sees_what_the_user_sees(less:
     if shutil.which("setpriv") is None:
         unavailable("setpriv is not installed")
     weak = ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}"]
-    made = subprocess.run(
-        [*weak, sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=SOON, check=False
-    )
+    made = run_to_end(*weak, sys.executable, "-c", WITHOUT)
     assert made.stdout.split() == ["cat", "read", "0", "0"], made.stderr
 
 

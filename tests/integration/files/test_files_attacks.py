@@ -18,6 +18,7 @@ from shellback.exec.core.errors import PathOutsideSandbox
 from shellback.exec.files.files import Files
 from tests.filetrees import SECRET, UID, give, ground, handled, tree
 from tests.programs import swapper
+from tests.supervisors import run_to_end
 
 pytestmark = pytest.mark.anyio
 
@@ -96,14 +97,8 @@ async def test_the_same_attack_succeeds_against_who_looks_first_and_then_opens(f
 
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file() -> None:
     with ground() as made:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "tests.programs.killed_write", str(made / "ws")],
-            cwd=Path(__file__).parents[3],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        program = (sys.executable, "-P", "-m", "tests.programs.killed_write", made / "ws")
+        done = run_to_end(*program, cwd=Path(__file__).parents[3], timeout=100)
     assert done.returncode == 0, done.stderr
     moments = done.stdout.split()
     assert {"open", "write", "fsync", "rename", "link", "unlink"} <= set(moments)

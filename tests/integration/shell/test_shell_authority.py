@@ -25,7 +25,7 @@ from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
 from tests.documents import ROOT
 from tests.sandboxes import a_workspace
-from tests.supervisors import SOON, until
+from tests.supervisors import SOON, run_to_end, until
 
 pytestmark = pytest.mark.anyio
 
@@ -260,14 +260,7 @@ def test_a_process_that_is_forked_takes_nothing_away_and_runs_nothing() -> None:
         "print(shell.execute('echo still').stdout, end='')\n"
         "shell.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_to_end(sys.executable, "-c", script, env={"PYTHONPATH": str(ROOT)}, timeout=60)
     assert (done.returncode, done.stdout) == (0, "still\n"), done.stderr
 
 

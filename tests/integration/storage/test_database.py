@@ -33,7 +33,8 @@ from shellback.storage.errors import (
 from shellback.storage.rows import insert_new, lock_row
 from shellback.storage.schema import SchemaState
 from shellback.storage.tables import calls, conversations, metadata
-from tests.databases import PostgresServer
+from tests.databases import PostgresServer, at_once
+from tests.supervisors import run_to_end
 
 
 def add_call(conn: sa.Connection, key: str) -> None:
@@ -176,11 +177,7 @@ def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqli
     def loop_of(own: str) -> None:
         threads.update(asyncio.run(run(own)))
 
-    loops = [threading.Thread(target=loop_of, args=(own,)) for own in "ab"]
-    for loop in loops:
-        loop.start()
-    for loop in loops:
-        loop.join()
+    at_once(lambda: loop_of("a"), lambda: loop_of("b"))
     assert threads == {"db-write"}
     assert sqlite.read_now(call_keys) == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
@@ -201,12 +198,7 @@ def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database
         await asyncio.gather(*(database.write(count_up) for _ in range(40)))
 
     database.write_now(add_conversation)
-    threads = [threading.Thread(target=count_up_often) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    asyncio.run(run())
-    for thread in threads:
-        thread.join()
+    at_once(count_up_often, count_up_often, lambda: asyncio.run(run()))
     other.close()
     row = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalar_one())
     assert row == 80
@@ -556,13 +548,7 @@ def test_migrating_leaves_logging_as_it_was(empty_url: str) -> None:
 
 
 def test_the_tables_can_be_taken_back(database: Database, database_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "alembic", "-x", f"url={database_url}", "downgrade", "base"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_to_end(sys.executable, "-m", "alembic", "-x", f"url={database_url}", "downgrade", "base", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not set(metadata.tables) & set(database.read_now(lambda conn: sa.inspect(conn).get_table_names()))
     assert schema.check(database) is SchemaState.BEHIND
