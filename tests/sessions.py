@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shellback.exec.core.model import Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import Delivery, Evidence, PodmanWorkspace, Session, SessionEnd, SessionId, SessionState
 
 EXITED = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=200.0, duration_s=1.5, bytes_total=2**40)
 LOST = SessionEnd(state=SessionState.LOST, evidence=Evidence.SUPERVISOR_KILLED, ended_at=201.0)
@@ -20,6 +20,23 @@ class RecordingSink:
         if self.refuses:
             raise OSError("refused")
         self.told.append(session)
+
+
+def a_workspace(name: str = "shellback-a", **changes: Any) -> PodmanWorkspace:
+    """The row of a container of workspace `main`."""
+    row = PodmanWorkspace(
+        name=name,
+        container_id="c0ffee",
+        image="python:3.12-bookworm",
+        workdir="/workspace",
+        overlay_path="/somewhere/here",
+        env=("LANG", "TERM"),
+        created_at=1_000_000_000.0,
+        last_used_at=1_000_000_000.0,
+        scope="main",
+        host_id="host1",
+    )
+    return replace(row, **changes)
 
 
 def a_session(number: int = 1, **changes: Any) -> Session:

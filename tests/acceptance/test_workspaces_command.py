@@ -27,7 +27,7 @@ from shellback.storage.workspaces import SqlWorkspaceStore
 from tests import execs, images
 from tests.commands import environment, facts, shellback, told
 from tests.podmans import contained, podman
-from tests.sessions import EXITED, a_session
+from tests.sessions import EXITED, a_session, a_workspace
 from tests.stage import Stage, staged
 
 shared = staged()
@@ -44,18 +44,8 @@ def place(shared: Stage) -> Stage:
 def made(place: Stage, name: str, **values: Any) -> PodmanWorkspace:
     """A row without a container."""
     now = time.time()
-    given: dict[str, Any] = {
-        "container_id": "c0ffee",
-        "image": "python:3.12-bookworm",
-        "workdir": "/workspace",
-        "overlay_path": str(place.workspace),
-        "env": ("LANG", "TERM"),
-        "created_at": now - 7200,
-        "last_used_at": now - 3600,
-        "scope": "build",
-        "host_id": place.where.host_id,
-    }
-    row = PodmanWorkspace(name=name, **{**given, **values})
+    here = {"overlay_path": str(place.workspace), "scope": "build", "host_id": place.where.host_id}
+    row = a_workspace(name, **{**here, "created_at": now - 7200, "last_used_at": now - 3600, **values})
     place.write(workspaces.made, row.host_id, row)
     return row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import ClassVar
 
@@ -33,17 +34,24 @@ class _Shared(ShellProtocolTests):
 
     shell: ClassVar[Shell]
 
+    @classmethod
+    def opened(cls) -> AbstractContextManager[Shell]:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls) -> Iterator[None]:
+        with cls.opened() as cls.shell:
+            yield
+
     def create_shell(self) -> Shell:
         return self.shell
 
 
 class TestHostShell(_Shared):
-    @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def made(cls) -> Iterator[None]:
-        with HostShell(sandboxes.a_workspace(), allowed_paths=["/tmp"]) as shell:
-            cls.shell = shell
-            yield
+    def opened(cls) -> AbstractContextManager[Shell]:
+        return HostShell(sandboxes.a_workspace(), allowed_paths=["/tmp"])
 
     def test_it_is_the_host_itself_with_its_network(self) -> None:
         assert what(self.shell) == ("host", False, True, 30.0)
@@ -72,13 +80,10 @@ class TestHostShell(_Shared):
 
 
 class TestBubblewrapShell(_Shared):
-    @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def made(cls) -> Iterator[None]:
+    def opened(cls) -> AbstractContextManager[Shell]:
         sandboxes.needed()
-        with BubblewrapShell(sandboxes.a_workspace()) as shell:
-            cls.shell = shell
-            yield
+        return BubblewrapShell(sandboxes.a_workspace())
 
     def test_it_is_a_sandbox_without_network(self) -> None:
         assert what(self.shell) == ("bubblewrap", True, False, 30.0)
@@ -93,36 +98,34 @@ class TestBubblewrapShell(_Shared):
             self.shell.execute("true", cwd="/tmp/not-there")
 
 
-class TestPodmanShell(_Shared):
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def made(cls) -> Iterator[None]:
-        images.needed()
-        with PodmanShell(sandboxes.a_workspace(), image=str(images.test_rootfs())) as shell:
-            cls.shell = shell
-            yield
+class _Contained(_Shared):
+    kind: ClassVar[str]
 
     def test_it_is_a_container_without_network_that_works_in_workspace(self) -> None:
-        assert what(self.shell) == ("podman", True, False, 30.0)
+        assert what(self.shell) == (self.kind, True, False, 30.0)
         assert self.shell.env().cwd == self.shell.execute(["pwd"], cwd="/workspace").stdout.strip() == "/workspace"
 
 
-class TestDockerShell(_Shared):
-    @pytest.fixture(scope="class", autouse=True)
+class TestPodmanShell(_Contained):
+    kind = "podman"
+
     @classmethod
-    def made(cls) -> Iterator[None]:
+    def opened(cls) -> AbstractContextManager[Shell]:
+        images.needed()
+        return PodmanShell(sandboxes.a_workspace(), image=str(images.test_rootfs()))
+
+
+class TestDockerShell(_Contained):
+    kind = "docker"
+
+    @classmethod
+    def opened(cls) -> AbstractContextManager[Shell]:
         dockers.needed()
 
         class OfTests(DockerShell):
             _make = staticmethod(partial(in_container, DockerBackend, partial(Docker, host=dockers.host())))
 
-        with OfTests(sandboxes.a_workspace(), image=dockers.image(images.test_rootfs())) as shell:
-            cls.shell = shell
-            yield
-
-    def test_it_is_a_container_without_network_that_works_in_workspace(self) -> None:
-        assert what(self.shell) == ("docker", True, False, 30.0)
-        assert self.shell.env().cwd == self.shell.execute(["pwd"], cwd="/workspace").stdout.strip() == "/workspace"
+        return OfTests(sandboxes.a_workspace(), image=dockers.image(images.test_rootfs()))
 
 
 class TestMockShellByItsShape(ShellShapeTests):

@@ -19,25 +19,10 @@ from shellback.storage.db import Database
 from shellback.storage.rows import names
 from shellback.storage.workspaces import TOUCH_S, SqlWorkspaceStore
 from shellback.work.worker.retention import DAY_S, Ages, Retention
-from tests.sessions import EXITED, a_session
+from tests.sessions import EXITED, a_session, a_workspace
 
 pytestmark = pytest.mark.anyio
-NOW = 1_000_000_000.0
-
-
-def a_workspace(name: str = "shellback-a", **values: Any) -> PodmanWorkspace:
-    given: dict[str, Any] = {
-        "container_id": "c0ffee",
-        "image": "python:3.12-bookworm",
-        "workdir": "/workspace",
-        "overlay_path": "/somewhere/here",
-        "env": ("LANG", "TERM"),
-        "created_at": NOW,
-        "last_used_at": NOW,
-        "scope": "main",
-        "host_id": "host1",
-    }
-    return PodmanWorkspace(name=name, **{**given, **values})
+NOW = a_workspace().created_at
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
