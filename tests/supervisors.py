@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pytest
 
@@ -182,6 +182,31 @@ def run_to_end(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program; its exit code and what it printed, as text."""
     return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=check, **more)
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, and see it end by that."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that fails, in place of one of the code, whatever it is called with."""
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fails
+
+
+def returning(value: object) -> Callable[..., Any]:
+    """A function that does nothing and returns this, in place of one of the code, whatever it is called with."""
+
+    def returns(*_: object, **__: object) -> object:
+        return value
+
+    return returns
 
 
 async def until(true: Callable[[], object]) -> None:

@@ -269,9 +269,7 @@ def tell(running: subprocess.Popen[bytes], *, apart: bool) -> None:
     kill(pid, signal.SIGTERM)
 
 
-def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_command_is_lost(
-    sqlite_url: str,
-) -> None:
+def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_command_is_lost(sqlite_url: str) -> None:
     with stage(sqlite_url, SUPERVISOR="external") as loop:
         assert_refused(shellback(loop, "supervisor", "--check"), "no supervisor runs", "`shellback supervisor`")
         first = loop.hire(executed=True, ready=False, OFFLINE_SECONDS=SLOW, DRAIN_SECONDS="1")

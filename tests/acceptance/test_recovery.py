@@ -172,11 +172,7 @@ def test_the_second_turn_sees_what_its_process_has_printed_and_a_pin_ends_that(l
     assert shown(loop) == [text]
     answered = loop.answer(loop.send(f"!process_log {json.dumps({'session_id': session_id})}"))
     assert "served" in answered
-
-    def noted(conn: sa.Connection) -> list[stream.Event]:
-        return stream.after(conn, "c1", 0, kinds=["output"])
-
-    (note,) = loop.until("the note of the last output", lambda: loop.read(noted))
+    (note,) = loop.until("the note of the last output", lambda: loop.read(stream.after, "c1", 0, kinds=["output"]))
     assert note.payload["total"] in {10, 17}
     assert (note.payload["session_id"], note.payload["label"]) == (session_id, f"process:{session_id}")
     assert note.payload["stream"] == "stdout"

@@ -26,6 +26,7 @@ from shellback.wiring.choice import Choice, choose
 from tests.commands import facts, shellback, told
 from tests.sandboxes import needed
 from tests.stage import Stage, staged
+from tests.supervisors import returning
 
 place = staged(needed, BACKEND="auto")
 
@@ -151,10 +152,7 @@ def test_the_doctor_warns_of_what_is_not_held(place: Stage, monkeypatch: pytest.
     )
     from shellback.checks import sandbox
 
-    def chosen(*_: object) -> Choice:
-        return Choice(backend=real.backend, why="x", found=less)
-
-    monkeypatch.setattr(sandbox, "choose", chosen)
+    monkeypatch.setattr(sandbox, "choose", returning(Choice(backend=real.backend, why="x", found=less)))
     monkeypatch.setattr(real.backend, "protected", _Large())
     found = {one.name: one for one in checks(given)}
     assert found["limits"].state == found["readable"].state == found["protected"].state == "warn"

@@ -215,9 +215,7 @@ async def test_a_start_that_a_stopped_supervisor_has_yet_to_read_happens_once_or
     assert ended.delivery == "callback"
 
 
-async def test_output_and_end_of_a_command_that_filled_its_pipe_while_the_supervisor_was_stopped(
-    sup: Rig,
-) -> None:
+async def test_output_and_end_of_a_command_that_filled_its_pipe_while_the_supervisor_was_stopped(sup: Rig) -> None:
     pid, _ = await sup.pids()
     pids: list[int] = []
     for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):

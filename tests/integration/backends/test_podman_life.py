@@ -16,7 +16,7 @@ from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
 from shellback.exec.wire import layout
 from tests.podmans import Yard, inside, yards
-from tests.supervisors import until
+from tests.supervisors import cancelled, raising, until
 
 pytestmark = pytest.mark.anyio
 
@@ -71,9 +71,7 @@ async def test_a_caller_that_leaves_leaves_a_container_that_comes_up(place: Yard
     backend.check()
     impatient = asyncio.create_task(containers.ensure(backend.container(WORK, "talk")))
     await until(lambda: containers.runs == 1)
-    impatient.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await impatient
+    await cancelled(impatient)
     await containers.close()
     assert [row.state for row in await log.list()] == ["running"]
     assert (await place.run("echo on", backend=backend)).output == "on\n"
@@ -194,10 +192,7 @@ async def test_the_description_is_durable_before_the_container_is_there(place: Y
     backend.check()
     want = backend.container(WORK, "talk")
 
-    def dies(_name: str, _words: list[str]) -> str:
-        raise BackendUnavailable("no room")
-
-    containers.engine.run = dies  # type: ignore[method-assign]
+    containers.engine.run = raising(BackendUnavailable("no room"))
     with pytest.raises(BackendUnavailable, match="no room"):
         await containers.ensure(want)
     assert known(containers.home(want)) == want

@@ -15,7 +15,7 @@ from shellback.exec.log.placements import Placements
 from shellback.exec.wire import layout
 from tests.execs import end_of, granted, launch, origin, printed, run, spec
 from tests.podmans import Pod, in_pod, pod, podman
-from tests.supervisors import kill, until
+from tests.supervisors import kill, raising, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 SOON_S = 90.0
@@ -129,16 +129,11 @@ async def test_a_start_that_found_its_container_dead_brings_it_up_and_happens_on
         assert (made.workspace / "ran").read_text() == "x\n"
 
 
-async def test_where_podman_is_gone_the_records_tell_that_the_container_died(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_where_podman_is_gone_the_records_tell_that_the_container_died(monkeypatch: pytest.MonkeyPatch) -> None:
     async with in_pod() as (made, engine):
         session = await launch(engine, "echo up; sleep 300", shows="up")
 
-        def refused(*_: object) -> None:
-            raise OSError("no podman")
-
-        monkeypatch.setattr(Podman, "state", refused)
+        monkeypatch.setattr(Podman, "state", raising(OSError("no podman")))
         await by_podman(made)
         while (await engine.store.get(session.id) or session).end is None:
             await engine.reconcile()

@@ -29,7 +29,7 @@ from shellback.wiring.choice import choose, made
 from tests.databases import unavailable
 from tests.execs import places
 from tests.sandboxes import needed
-from tests.supervisors import sleepers, until
+from tests.supervisors import raising, returning, sleepers, until
 
 LET_ALL = b"\x06\x00\x00\x00\x00\x00\xff\x7f"
 """A filter program of one instruction: allow."""
@@ -258,12 +258,8 @@ def test_one_bad_moment_does_not_decide(workspace: Path) -> None:
     assert probe.probe(backend).ok
 
 
-def _nowhere(_program: str) -> str | None:
-    return None
-
-
 def test_without_bubblewrap_the_package_is_named(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "found", _nowhere)
+    monkeypatch.setattr(bubblewrap, "found", returning(None))
     with pytest.raises(BackendUnavailable, match=r"apt install bubblewrap.*dnf install bubblewrap.*0\.8"):
         probe.probe(BubblewrapBackend(workspace))
 
@@ -313,16 +309,8 @@ def settings(workspace: Path, **environ: str) -> Settings:
     )
 
 
-def out_of_memory(_backend: object) -> probe.Found:
-    return probe.Found(ok=False, why="no memory", passing=True)
-
-
 def never(_backend: object) -> probe.Found:
     pytest.fail("tried")
-
-
-def broken(*_: object, **__: object) -> Report:
-    raise SpawnFailed("no sandbox could be tried: SyntaxError")
 
 
 def test_auto_takes_the_sandbox_that_works(workspace: Path) -> None:
@@ -334,13 +322,13 @@ def test_auto_takes_the_sandbox_that_works(workspace: Path) -> None:
 
 
 def test_a_failure_that_may_pass_is_no_reason_to_do_without(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "probe", out_of_memory)
+    monkeypatch.setattr(probe, "probe", returning(probe.Found(ok=False, why="no memory", passing=True)))
     with pytest.raises(BackendUnavailable, match="the test of the sandbox gave no result: no memory; start again"):
         choose(settings(workspace))
 
 
 def test_a_try_that_could_not_be_made_is_none_either(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "tried", broken)
+    monkeypatch.setattr(probe, "tried", raising(SpawnFailed("no sandbox could be tried: SyntaxError")))
     with pytest.raises(SpawnFailed, match="no sandbox could be tried"):
         choose(settings(workspace))
 

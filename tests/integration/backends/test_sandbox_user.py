@@ -25,6 +25,7 @@ from shellback.wiring.choice import choose
 from tests.execs import places
 from tests.filetrees import give
 from tests.sandboxes import needed
+from tests.supervisors import returning
 
 
 def bubblewrap(given: Settings) -> BubblewrapBackend:
@@ -200,7 +201,7 @@ def test_a_workspace_that_cannot_be_mounted_is_named_without_numbers_of_processe
 ) -> None:
     said = f'{{\n    "child-pid": 17\n}}\nbwrap: Can\'t bind mount {workspace}: No such device\n!19\n'
     failed = Report(stage="instance", errno=19, said=said)
-    monkeypatch.setattr(probe, "tried", lambda *_, **__: failed)  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    monkeypatch.setattr(probe, "tried", returning(failed))
     with pytest.raises(WorkspaceUnusable, match="cannot be brought into a sandbox: bwrap: Can't bind"):
         probe.probe(BubblewrapBackend(workspace))
 

@@ -27,9 +27,7 @@ def texts(tail: Tail) -> list[str]:
     return [event.payload["text"] for event in tail.new()]
 
 
-def test_an_event_whose_transaction_takes_longer_than_that_of_a_later_one_is_told_and_once(
-    postgres_url: str,
-) -> None:
+def test_an_event_whose_transaction_takes_longer_than_that_of_a_later_one_is_told_and_once(postgres_url: str) -> None:
     database, other = Database(postgres_url), Database(postgres_url)
     tail, chat = Tail(cast("Any", Where(other)), None, 0), Events(cast("Any", Where(other)), "c1", 0)
 

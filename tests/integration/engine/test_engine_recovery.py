@@ -14,7 +14,6 @@ from shellback.exec.core import limits as bounds
 from shellback.exec.core.errors import LimitReached, SupervisorUnreachable
 from shellback.exec.core.identity import session_id as session_id_of
 from shellback.exec.core.model import (
-    CallKey,
     CallOrigin,
     Delivery,
     Evidence,
@@ -42,7 +41,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
-from tests.supervisors import answered, kill
+from tests.supervisors import answered, kill, raising
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -184,10 +183,7 @@ async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_p
     async with unstarted_engine(*places(tmp_path), store) as engine:
         started = store.started
 
-        async def cut_off(*_: Any, **__: Any) -> None:
-            raise ConnectionError("the database is away")
-
-        store.started = cut_off
+        store.started = raising(ConnectionError("the database is away"))
         made, who = spec(engine, "sleep 100", background=True), origin()
         with pytest.raises(ConnectionError):
             await engine.launch(granted(engine, made), who)
@@ -259,10 +255,7 @@ async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_
     call = origin()
     record, store = engine.store.end_call, engine.store
 
-    async def dies(key: CallKey, outcome: dict[str, object]) -> None:
-        raise ConnectionError("the worker is gone")
-
-    store.end_call = dies
+    store.end_call = raising(ConnectionError("the worker is gone"))
     with pytest.raises(ConnectionError):
         await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write")
     store.end_call = record

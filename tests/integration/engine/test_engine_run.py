@@ -22,7 +22,6 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.supervised import Seen
-from shellback.exec.policy.policy import Proposal
 from shellback.exec.reports.render import outcome_text
 from tests.execs import (
     GATE,
@@ -40,7 +39,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
-from tests.supervisors import SOON, until
+from tests.supervisors import SOON, cancelled, raising, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -150,9 +149,7 @@ async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(engine
 async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over(engine: Engine, told: Told) -> None:
     task = asyncio.create_task(run(engine, f"{GATE}; exit 9", timeout=60))
     live = await running(engine)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     let_go(engine)
     ended = await engine.wait(live[0].id, up_to=60)
     assert end_of(ended).exit_code == 9
@@ -166,9 +163,7 @@ async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repe
     live = await running(engine)
     await engine.stop()
     before = asyncio.all_tasks()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     # Whoever stopped the engine ends the loop next; a task would be destroyed in the midst of its work.
     assert asyncio.all_tasks() <= before
     stored = await engine.store.get(live[0].id)
@@ -180,9 +175,7 @@ async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repe
 async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_command_by_now(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hangs(*_: object) -> Proposal:
-        raise CheckTimedOut("a file system does not answer")
-
+    hangs = raising(CheckTimedOut("a file system does not answer"))
     made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
     grant = granted(engine, made)
     first = await engine.run(grant, who)

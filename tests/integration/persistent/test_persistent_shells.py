@@ -16,6 +16,7 @@ from shellback.exec.persistent import PersistentShells, ShellBusy
 from shellback.exec.persistent.marks import KEY_FILE, Names, found_in
 from tests.execs import each_backend, origin
 from tests.shells import Shell, a_shell, started
+from tests.supervisors import cancelled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures(each_backend.__name__)]
 
@@ -445,9 +446,7 @@ async def test_a_call_that_nobody_recorded_is_found_in_the_log(shell: Shell) -> 
     call = origin()
     task = asyncio.create_task(shell.exec("echo x >> ran; echo begun; sleep 1; echo done; (exit 4)", call=call))
     await shell.read_until("begun")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     later = Shell(shell.engine, PersistentShells(shell.engine), shell.session, "")
     with pytest.raises(ShellBusy):
         await later.exec("echo other")

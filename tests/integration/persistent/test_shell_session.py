@@ -105,9 +105,7 @@ async def test_denials_hold_in_a_shell_too(here: Desk) -> None:
         await here.call(TOOL, action="write", session_id=shell, input="rm -rf /\n")
 
 
-async def test_an_approval_of_all_input_covers_it_but_not_what_is_of_tier_admin_and_no_other_shell(
-    here: Desk,
-) -> None:
+async def test_an_approval_of_all_input_covers_it_but_not_what_is_of_tier_admin_and_no_other_shell(here: Desk) -> None:
     shell, other = await started(here), await started(here)
     here.standing[shell] = "a1"
     assert (await here.call(TOOL, action="exec", session_id=shell, command="echo hi > b; cat b")).value[

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.reports import output_events as module
@@ -21,7 +20,7 @@ from shellback.work.turn.telling import note_output
 from tests import supervisors
 from tests.execs import GATE, launch, let_go, origin, run, spec
 from tests.execs import granted as grant
-from tests.supervisors import SOON
+from tests.supervisors import SOON, raising
 
 pytestmark = pytest.mark.anyio
 
@@ -92,9 +91,6 @@ async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a
             raise OSError("away")
         return await grown(*args, **more)
 
-    async def nothing(**_: Any) -> list[Session]:
-        raise OSError("away")
-
     monkeypatch.setattr(Follower, "grown", away)
     monkeypatch.setattr(module, "_AGAIN_S", 0.0)
     before = set(engine.registry.listeners)
@@ -102,7 +98,7 @@ async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a
         session = await launch(engine, "printf 12345")
         told = await until(feed, "exit")
     with monkeypatch.context() as gone:
-        gone.setattr(engine.store, "list", nothing)
+        gone.setattr(engine.store, "list", raising(OSError("away")))
         with pytest.raises(OSError, match="away"):
             await OutputFeed(engine).__aenter__()
     assert engine.registry.listeners == before
@@ -134,10 +130,6 @@ async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
     engine: Engine, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telling, "EVERY_S", 0.02)
-
-    def read(conn: sa.Connection) -> list[stream.Event]:
-        return stream.after(conn, "talk", 0)
-
     notes = asyncio.create_task(note_output(database, engine))
     session = await launch(engine, f"printf one; {GATE}; printf more")
     first = await _noted(database, 3)
@@ -154,7 +146,7 @@ async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
         "total": 7,
         "text": f"process {session.id}: 4 bytes stdout, 7 in all",
     }
-    assert database.read_now(read) == [second]
+    assert database.read_now(stream.after, "talk", 0) == [second]
     assert (
         database.read_now(lambda conn: conn.execute(sa.select(sa.func.count()).select_from(events)).scalar_one()) == 1
     )

@@ -125,9 +125,7 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> FunctionModel:
     return FunctionModel(answer)
 
 
-async def test_a_tool_body_that_is_run_again_starts_each_command_once_and_gets_the_same_results(
-    engine: Engine,
-) -> None:
+async def test_a_tool_body_that_is_run_again_starts_each_command_once_and_gets_the_same_results(engine: Engine) -> None:
     seen: list[list[ExecutionResult]] = []
     agent = Agent(calls(("build", {})), deps_type=Deps)
 

@@ -39,6 +39,7 @@ from shellback.work.turn import equipment
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Fenced
 from tests import execs
+from tests.supervisors import cancelled
 
 pytestmark = pytest.mark.anyio
 
@@ -131,9 +132,7 @@ async def test_a_command_outlives_the_engine_that_stops_and_its_repeat_goes_on_w
     waiting = asyncio.ensure_future(on(before).run(command, shell=True))
     await execs.running(before)
     await before.stop()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    await cancelled(waiting)
     (place / "go").touch()
     async with execs.unstarted_engine(place, home, before.store) as after:
         result = await on(after).run(command, shell=True)

@@ -34,7 +34,7 @@ from shellback.storage.rows import insert_new, lock_row
 from shellback.storage.schema import SchemaState
 from shellback.storage.tables import calls, conversations, metadata
 from tests.databases import PostgresServer, at_once
-from tests.supervisors import run_to_end
+from tests.supervisors import cancelled, run_to_end
 
 
 def add_call(conn: sa.Connection, key: str) -> None:
@@ -106,9 +106,7 @@ def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(s
         second = asyncio.create_task(sqlite.write(add_call, "waiting"))
         await asyncio.sleep(0)
         for task in (first, second):
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await cancelled(task)
         slow.go_on.set()
         await sqlite.write(add_call, "after")
 
@@ -278,9 +276,6 @@ def test_a_deadlock_is_run_again(postgres: Database) -> None:
     barrier = threading.Barrier(2)
     runs: list[str] = []
 
-    def create(conn: sa.Connection) -> None:
-        conn.execute(conversations.insert(), [{"id": key, "host_id": "h", "created_at": 1.0} for key in ("a", "b")])
-
     def cross(conn: sa.Connection, first: str, second: str) -> None:
         runs.append(first)
         lock_row(conn, conversations, first)
@@ -289,7 +284,8 @@ def test_a_deadlock_is_run_again(postgres: Database) -> None:
         lock_row(conn, conversations, second)
         conn.execute(conversations.update().values(epoch=conversations.c.epoch + 1))
 
-    postgres.write_now(create)
+    both = [{"id": key, "host_id": "h", "created_at": 1.0} for key in ("a", "b")]
+    postgres.write_now(lambda conn: conn.execute(conversations.insert(), both))
     other = threading.Thread(target=postgres.write_now, args=(cross, "a", "b"))
     other.start()
     postgres.write_now(cross, "b", "a")

@@ -12,7 +12,7 @@ import pytest
 from shellback.exec.engine.engine import Engine
 from tests.execs import launch, let_go, printed
 from tests.integration.tools.test_toolset_agent import Deps, Script, converse, refusal, returns, scripted
-from tests.supervisors import SOON, until
+from tests.supervisors import SOON, cancelled, until
 
 pytestmark = pytest.mark.anyio
 
@@ -80,9 +80,7 @@ async def test_cancelling_ends_the_waiting_and_no_process(engine: Engine) -> Non
     session = await launch(engine, "sleep 600")
     task = asyncio.ensure_future(waited(engine, session.id, timeout=60))
     await until(lambda: engine.awaited)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
     assert not engine.awaited
     assert (await engine.registry.get(session.id)).live
 

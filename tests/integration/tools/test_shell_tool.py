@@ -17,7 +17,7 @@ from shellback.exec.core.errors import SpawnFailed
 from shellback.exec.core.model import READ_ONLY, SHELL, Session, SessionEnd, SessionState
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.link.supervised import Seen
-from shellback.exec.persistent import Executed, PersistentShells
+from shellback.exec.persistent import PersistentShells
 from shellback.exec.policy.classify.model import Tier
 from shellback.exec.policy.policy import Grant
 from shellback.exec.policy.rules.matching import Tiers
@@ -29,7 +29,7 @@ from shellback.exec.tools.tool_calls import ToolCalls, Weighed
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, here
 from tests.execs import GATE, let_go, printed
-from tests.supervisors import SOON, until
+from tests.supervisors import SOON, raising, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -169,12 +169,9 @@ async def test_a_process_that_cannot_be_started_is_a_spawn_that_failed_and_says_
     async def fails(session: Session, *_: object) -> Seen:
         return Seen(session_id=session.id, end=SessionEnd(state=SessionState.START_FAILED, errno=errno.EAGAIN))
 
-    async def refuses(*_: object) -> Seen:
-        raise SpawnFailed("the supervisor refuses")
-
     for start, why in (
         (fails, "Resource temporarily unavailable; nothing runs$"),
-        (refuses, r"the supervisor refuses\. This is for the operator"),
+        (raising(SpawnFailed("the supervisor refuses")), r"the supervisor refuses\. This is for the operator"),
     ):
         monkeypatch.setattr(here.engine.supervised, "start", start)
         with pytest.raises(ToolFailed, match=f"^process spawn failed: {why}"):
@@ -201,11 +198,8 @@ async def test_the_call_that_starts_the_shell_is_one_call_wherever_it_was_interr
     shown = await here.seen("shell", **run)
     assert (shown["command"], shown["starts"][:10]) == ("echo x >> log; cat log", "exec bash ")
 
-    async def dies(*_: object, **__: object) -> Executed:
-        raise RuntimeError("the worker dies when the shell stands")
-
     with monkeypatch.context() as patched:
-        patched.setattr(PersistentShells, "exec", dies)
+        patched.setattr(PersistentShells, "exec", raising(RuntimeError("the worker dies when the shell stands")))
         with pytest.raises(RuntimeError):
             await here.call("shell", again=True, approved=True, **run)
     said = await here.call("shell", again=True, approved=True, **run)

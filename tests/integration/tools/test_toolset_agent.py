@@ -38,6 +38,7 @@ from shellback.exec.watching.watcher import Watcher
 from tests import desks
 from tests.desks import Desk, here
 from tests.execs import GATE, Told, end_of, launch, let_go, places, printed, unstarted_engine
+from tests.supervisors import raising
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -382,11 +383,8 @@ async def test_a_supervisor_that_cannot_be_reached_is_for_the_operator(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
 
-    async def unreachable(*_: object) -> None:
-        raise SupervisorUnreachable("the supervisor does not answer")
-
     with monkeypatch.context() as patch:
-        patch.setattr(engine.supervised, "start", unreachable)
+        patch.setattr(engine.supervised, "start", raising(SupervisorUnreachable("the supervisor does not answer")))
         (answer,) = await converse(engine, ("execute", {"command": "touch ran"}))
     assert answer.outcome == "failed"
     assert str(answer.content).startswith("the supervisor does not answer. This is for the operator;")

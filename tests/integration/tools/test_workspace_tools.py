@@ -25,6 +25,7 @@ from shellback.exec.tools.tool import FileTool
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, context_of
 from tests.execs import run
+from tests.supervisors import raising
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -242,10 +243,8 @@ async def test_a_call_that_was_interrupted_is_never_done_again(
 
 
 async def test_an_addition_that_was_cut_short_says_so(here: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     here.put("log.txt", "one\n")
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("shellback.exec.files.contents.linux.write_all", full)
     with pytest.raises(ToolFailed, match=r"log\.txt: No space left on device; a part of the text may have"):
         await here.approved("write_file", path="log.txt", content="two\n", mode="append")

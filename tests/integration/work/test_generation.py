@@ -30,7 +30,7 @@ from shellback.work.queue.queues import DbosEnqueuer
 from tests.commands import assert_refused, facts, shellback, told
 from tests.items import NotedEnqueuer
 from tests.stage import Stage, stage
-from tests.supervisors import kill
+from tests.supervisors import kill, raising
 
 HOST = "0123456789abcdef0123456789abcdef"
 
@@ -70,10 +70,7 @@ def pair(tmp_path: Path, database: Database) -> Pair:
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes every later write of the count fail."""
 
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    return lambda: monkeypatch.setattr(generation, "write", fails)
+    return lambda: monkeypatch.setattr(generation, "write", raising(OSError(28, "No space left on device")))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +103,8 @@ def test_both_count_alike_and_so_do_workers_that_start_at_once(pair: Pair) -> No
 def test_a_crash_before_or_after_the_commit_is_no_restored_backup(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.start()
 
-    def dies(_conn: sa.Connection) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        pair.start(act=dies)
+        pair.start(act=raising(KeyboardInterrupt()))
     assert pair.both() == (1, Count(committed=1, attempted=2))
     assert pair.start() is None
     write = generation.write
@@ -397,9 +391,7 @@ def test_all_that_is_unknown_is_ended_only_when_that_is_confirmed(loop: Stage) -
     assert "unknown to this database" not in said(loop)
 
 
-def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_person_settles_them(
-    loop: Stage,
-) -> None:
+def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_person_settles_them(loop: Stage) -> None:
     loop.hire()
     older = loop.root / "older"
     shutil.copytree(loop.home, older, ignore=shutil.ignore_patterns("shellback.db*", "supervisor", "*.log"))

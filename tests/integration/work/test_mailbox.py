@@ -285,11 +285,8 @@ def test_the_newest_decision_counts_whatever_the_clock_said(talk: Talk) -> None:
     talk.finish(resumed, epoch, outcome="pending_approval", answer=None, proposed=(again,))
     new = talk.db.read_now(approvals.find, state="pending")[0]
     decide(talk, new.id, "denied")
-
-    def turn_the_clock_back(conn: sa.Connection) -> None:
-        conn.execute(sa.text("update approvals set created_at = created_at - 3600 where call_key = 'k2'"))
-
-    talk.db.write_now(turn_the_clock_back)
+    clock_turned_back = sa.text("update approvals set created_at = created_at - 3600 where call_key = 'k2'")
+    talk.db.write_now(lambda conn: conn.execute(clock_turned_back))
     found = talk.db.read_now(approvals.decided, "c1")
     assert [(request.call_key, request.state) for request in found] == [("k2", "denied")]
 

@@ -51,8 +51,11 @@ class Receiver:
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]
 
 
+Receive = Callable[..., Receiver]
+
+
 @pytest.fixture
-def receive() -> Iterator[Callable[..., Receiver]]:
+def receive() -> Iterator[Receive]:
     with contextlib.ExitStack() as made:
 
         def make(*statuses: int, **more: Any) -> Receiver:
@@ -93,9 +96,7 @@ def states(db: Database) -> list[tuple[str, int]]:
     return [(row.state, row.attempts) for row in found(db)]
 
 
-async def test_what_fails_twice_is_sent_the_third_time_and_once(
-    database: Database, receive: Callable[..., Receiver]
-) -> None:
+async def test_what_fails_twice_is_sent_the_third_time_and_once(database: Database, receive: Receive) -> None:
     receiver = receive(503, 500, 200)
     put(database)
     async with notifying(database, Webhook(receiver.url)):
@@ -108,7 +109,7 @@ async def test_what_fails_twice_is_sent_the_third_time_and_once(
 
 
 async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_written(
-    sqlite: Database, receive: Callable[..., Receiver], caplog: pytest.LogCaptureFixture
+    sqlite: Database, receive: Receive, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver = receive(200)
     receiver.close()
@@ -124,16 +125,14 @@ async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_writt
     assert (state.given_up, state.error) == (1, error)
 
 
-async def test_redirects_are_not_followed(sqlite_url: str, receive: Callable[..., Receiver]) -> None:
+async def test_redirects_are_not_followed(sqlite_url: str, receive: Receive) -> None:
     receiver = receive(302)
     with pytest.raises(NotSent, match="status 302, and redirects are not followed"):
         await Webhook(receiver.url).send({"kind": "alarm"})
     assert len(receiver.got) == 1
 
 
-async def test_a_slow_target_holds_up_nothing_and_is_cut_off(
-    sqlite: Database, receive: Callable[..., Receiver]
-) -> None:
+async def test_a_slow_target_holds_up_nothing_and_is_cut_off(sqlite: Database, receive: Receive) -> None:
     hold = threading.Event()
     receiver = receive(200, hold=hold)
     for number in range(6):
@@ -152,7 +151,7 @@ async def test_a_slow_target_holds_up_nothing_and_is_cut_off(
         hold.set()
 
 
-async def test_two_notifiers_send_each_notice_once(database: Database, receive: Callable[..., Receiver]) -> None:
+async def test_two_notifiers_send_each_notice_once(database: Database, receive: Receive) -> None:
     receiver = receive(200)
     for number in range(12):
         put(database, f"k{number}", f"n{number}")
@@ -161,9 +160,7 @@ async def test_two_notifiers_send_each_notice_once(database: Database, receive: 
     assert sorted(told["text"] for told in receiver.got) == sorted(f"n{number}" for number in range(12))
 
 
-async def test_what_a_dead_worker_had_taken_is_sent_after_its_lease(
-    database: Database, receive: Callable[..., Receiver]
-) -> None:
+async def test_what_a_dead_worker_had_taken_is_sent_after_its_lease(database: Database, receive: Receive) -> None:
     put(database)
     assert len(database.write_now(notices.take, limit=4, lease_s=60.0)) == 1
     assert database.write_now(notices.take, limit=4, lease_s=60.0) == []
@@ -246,7 +243,7 @@ async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -
 
 
 async def test_a_database_that_is_away_for_a_while_keeps_no_notice_from_being_sent(
-    sqlite: Database, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    sqlite: Database, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver, refused = receive(200), 0
     put(sqlite)
@@ -301,7 +298,7 @@ async def test_what_is_being_sent_is_cut_off_at_the_end_also_after_another_one_f
 
 
 async def test_the_words_of_a_notice_drive_no_terminal_and_any_text_can_be_sent(
-    sqlite: Database, receive: Callable[..., Receiver]
+    sqlite: Database, receive: Receive
 ) -> None:
     receiver = receive(200)
     call = {"id": "a1", "tool": "execute", "display": {"command": "echo \x1b]0;hi\x07 \ud800"}}

@@ -125,9 +125,7 @@ def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_w
     talk.hears(follow, "two", by=None)
 
 
-def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(
-    talk: Desk,
-) -> None:
+def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(talk: Desk) -> None:
     item, epoch = talk.entered("one")
     assert talk.stop().reach == "running"
     talk.send("two")
@@ -148,9 +146,7 @@ def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> Non
     talk.hears(item, "one", "two", by="ann")
 
 
-def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(
-    talk: Desk,
-) -> None:
+def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(talk: Desk) -> None:
     item, epoch = talk.entered("one")
     assert talk.begin(item, epoch) == ["one"]
     talk.send("behind")

@@ -19,6 +19,7 @@ from shellback.work.hosts.sweep import Sweep
 from shellback.work.queue.items import WorkItem
 from tests.items import HOST, PROPOSED, NotedEnqueuer, Talk, a_worker
 from tests.sessions import EXITED, a_session
+from tests.supervisors import raising
 
 pytestmark = pytest.mark.anyio
 
@@ -208,9 +209,6 @@ async def test_a_part_of_the_sweep_that_fails_does_not_keep_the_others_from_thei
     item = bench.claimed()
     bench.client.found[item.id] = Found(item.id, "ERROR")
 
-    async def broken() -> None:
-        raise ConnectionError("the supervisor is away")
-
-    bench.processes.reconcile = broken
+    bench.processes.reconcile = raising(ConnectionError("the supervisor is away"))
     await bench.sweep.once()
     assert bench.state() == "free"

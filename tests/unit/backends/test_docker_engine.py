@@ -14,6 +14,7 @@ from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.settings import Settings
 from shellback.wiring.choice import made
+from tests.supervisors import returning
 
 Stand = Callable[[str], None]
 PLAIN = '["name=seccomp,profile=default"] Debian GNU/Linux 12'
@@ -24,10 +25,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
     """Make a script docker, which root calls."""
     path = tmp_path / "docker"
 
-    def found(_name: str) -> str:
-        return str(path)
-
-    monkeypatch.setattr(docker, "found", found)
+    monkeypatch.setattr(docker, "found", returning(str(path)))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     def make(script: str) -> None:
@@ -77,9 +75,7 @@ def test_without_root_another_backend_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_docker_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(_name: str) -> None: ...
-
-    monkeypatch.setattr(docker, "found", nothing)
+    monkeypatch.setattr(docker, "found", returning(None))
     with pytest.raises(BackendUnavailable, match=r"apt install docker\.io"):
         Docker().state("any")
 

@@ -18,6 +18,7 @@ from shellback.exec.backends.mounts.hydration import Owner, forget, hydrate
 from shellback.exec.backends.mounts.mount import HostMount
 from shellback.exec.backends.mounts.tree import CHARS, PATHS, preview
 from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
+from tests.supervisors import raising, returning
 
 BINARY = bytes(range(256)) * 5
 
@@ -252,14 +253,9 @@ def test_half_a_hydration_is_made_anew(root: Path, workspace: Path, monkeypatch:
     class Died(BaseException):
         pass
 
-    def die(*_: object) -> None:
-        raise Died
-
-    def nothing(*_: object, **__: object) -> None: ...
-
     with monkeypatch.context() as patched:
-        patched.setattr(hydration, "_sync", die)
-        patched.setattr("shutil.rmtree", nothing)  # as kill -9 would, it leaves what is there
+        patched.setattr(hydration, "_sync", raising(Died()))
+        patched.setattr("shutil.rmtree", returning(None))  # as kill -9 would, it leaves what is there
         with pytest.raises(Died):
             filled(HostMount("project"), workspace, root)
     assert (workspace.parent / ".scope.new/project/run").exists()
@@ -269,10 +265,7 @@ def test_half_a_hydration_is_made_anew(root: Path, workspace: Path, monkeypatch:
 
 
 def test_a_failure_while_copying_leaves_nothing(root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", str(workspace))
-
-    monkeypatch.setattr(hydration, "_sync", full)
+    monkeypatch.setattr(hydration, "_sync", raising(OSError(28, "No space left on device", str(workspace))))
     refused(r"No space left on device; make room", HostMount("project"), workspace, root)
 
 

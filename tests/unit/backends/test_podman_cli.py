@@ -14,6 +14,7 @@ import pytest
 from shellback.exec.backends import container_engine, podman
 from shellback.exec.backends.podman import LOCAL, MISSING, Podman
 from shellback.exec.core.errors import BackendUnavailable
+from tests.supervisors import returning
 
 Stand = Callable[[str], Path]
 
@@ -45,9 +46,7 @@ def answering(version: str = "4.9.3", connections: object = (), more: str = "") 
 
 
 def test_without_podman_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(_name: str) -> None: ...
-
-    monkeypatch.setattr(podman, "found", nothing)
+    monkeypatch.setattr(podman, "found", returning(None))
     with pytest.raises(BackendUnavailable) as refused:
         Podman().check()
     assert str(refused.value) == MISSING

@@ -179,9 +179,7 @@ async def test_a_worker_that_starts_is_told_what_ended_while_it_was_away(made: T
     assert made.revived == ["one"], "it ran all the time"
 
 
-async def test_a_supervisor_that_is_killed_is_started_again_by_its_keeper_and_nothing_is_revived(
-    made: Town,
-) -> None:
+async def test_a_supervisor_that_is_killed_is_started_again_by_its_keeper_and_nothing_is_revived(made: Town) -> None:
     one = made.home("one")
     await made.start("a", one, "read -r _; exit 9", background=True, keep_stdin_open=True)
     client = SupervisorClient(one, spawn=False)

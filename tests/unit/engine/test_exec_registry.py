@@ -16,6 +16,7 @@ from shellback.exec.engine.ends import Ends, Recovery
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.registry import ExecRegistry
 from tests.sessions import EXITED, a_session
+from tests.supervisors import raising
 from tests.unit.reports.test_render import SESSION
 
 pytestmark = pytest.mark.anyio
@@ -100,11 +101,8 @@ async def test_an_end_that_comes_over_the_connection_of_a_turn_is_not_logged_as_
     logger = logging.getLogger("shellback.exec.engine.ends")
     logger.addHandler(handler)
 
-    async def acknowledge(_: SessionId) -> None:
-        raise AssertionError("nothing was recorded")
-
     store = MemorySessionStore()
-    ends = Ends(store, ExecRegistry(store), acknowledge)
+    ends = Ends(store, ExecRegistry(store), raising(AssertionError("nothing was recorded")))
     try:
         with log.about(conversation="another", work_item="CHAT:1"):
             ends.received(SessionId("s1"), cast("SessionEnd", cast("Any", None)))

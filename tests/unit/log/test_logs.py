@@ -20,11 +20,12 @@ from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.log.links import LogLinks
-from shellback.exec.log.logs import Kept, cleanup_exec_logs, empty_logs, kept_logs, remove_session
+from shellback.exec.log.logs import cleanup_exec_logs, empty_logs, kept_logs, remove_session
 from shellback.exec.log.output import OutputLog
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
 from shellback.exec.wire import layout, linux
+from tests.supervisors import raising, returning
 from tests.unit.reports.test_render import SESSION
 
 HOUR = 3600.0
@@ -310,16 +311,10 @@ def test_two_workers_of_a_host_empty_and_remove_no_more_than_one(logs: Logs, mon
     budget = 2 * MB + MB // 2
     assert logs.clean(total_bytes=budget) == ["oldest"]
 
-    def as_it_was(_sessions: Path) -> list[Kept]:
-        return seen
-
-    def half_done(_path: Path) -> None:
-        raise FileNotFoundError("the other one has it")
-
-    monkeypatch.setattr("shellback.exec.log.logs.kept_logs", as_it_was)
+    monkeypatch.setattr("shellback.exec.log.logs.kept_logs", returning(seen))
     logs.clean(total_bytes=budget)
     assert logs.read("older").bytes_dropped == 0
-    monkeypatch.setattr(shutil, "rmtree", half_done)
+    monkeypatch.setattr(shutil, "rmtree", raising(FileNotFoundError("the other one has it")))
     assert not remove_session(logs.links, "oldest")
 
 

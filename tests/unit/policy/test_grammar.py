@@ -22,6 +22,7 @@ from shellback.exec.policy.classify.syntax import Output, Parsed, Redirect, Simp
 from shellback.exec.policy.typed_lines import MOST, left_of, lines_of
 from tests import lines
 from tests.lines import agrees_with_bash, read_as_bash_reads
+from tests.supervisors import returning
 
 RARELY = settings(max_examples=60)
 
@@ -414,10 +415,7 @@ def test_a_node_that_is_not_known_to_us_asks(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("read_anew")
 def test_where_the_two_readers_differ_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def otherwise(_source: str, spans: object) -> tuple[int, str]:
-        return 3, "it can be read in two ways"
-
-    monkeypatch.setattr(second, "disagreement", otherwise)
+    monkeypatch.setattr(second, "disagreement", returning((3, "it can be read in two ways")))
     (outside,) = parsed("ls -la").outside
     assert (outside.reason, outside.start) == ("it can be read in two ways from character 3", 3)
 

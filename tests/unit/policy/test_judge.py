@@ -16,13 +16,14 @@ from shellback.exec.core.errors import PathOutsideSandbox, PermissionDenied
 from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CommandSpec, WindowSize
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy import judge as judging
-from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
+from shellback.exec.policy.classify.model import CAPABILITIES, Tier
 from shellback.exec.policy.judge import Judge, Keys, by_rules, judged
 from shellback.exec.policy.policy import Asked, Verdict
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.policy.typed_lines import lines_of
 from shellback.exec.tools.registry import tool_named
+from tests.supervisors import raising
 
 pytestmark = pytest.mark.anyio
 
@@ -253,10 +254,7 @@ async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(pl
 
 
 async def test_a_mistake_of_ours_asks_and_never_lets_pass(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_command: str, _around: Surroundings) -> Judgement:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(judging, "classify", broken)
+    monkeypatch.setattr(judging, "classify", raising(RuntimeError("a bug")))
     said = await verdict(judge(place), "cat a.txt")
     assert (said.decision, said.shown["tier"]) == ("ask", "admin")
 

@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -33,6 +33,7 @@ from shellback.exec.supervisor.sandbox.losses import Losses
 from shellback.exec.supervisor.sandbox.namespaces import GO, told
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
+from tests.supervisors import raising
 
 
 def test_the_daemon_loads_the_standard_library_and_itself_only() -> None:
@@ -156,10 +157,7 @@ def test_nothing_that_came_in_the_meantime_is_begun_after_the_end_of_the_loop() 
 
 
 def test_a_process_that_proc_hides_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden(*_: object, **__: object) -> int:
-        raise PermissionError(errno.EPERM, "hidepid")
-
-    monkeypatch.setattr("builtins.open", hidden)
+    monkeypatch.setattr("builtins.open", raising(PermissionError(errno.EPERM, "hidepid")))
     assert procfs.read(1) is None
 
 
@@ -234,10 +232,7 @@ def fill(log: LogFile, data: bytes) -> None:
 def test_without_punching_the_end_is_dropped_and_on_record(
     records: Records, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(number, "no")
-
-    monkeypatch.setattr(linux, "punch_hole", refuse)
+    monkeypatch.setattr(linux, "punch_hole", raising(OSError(number, "no")))
     log = LogFile(records, "a", (layout.LOG, layout.HOLES), 1 << 16)
     data = b"x" * 99 + b"\n"
     fill(log, data * 10_000)
@@ -259,16 +254,12 @@ def test_without_punching_the_end_is_dropped_and_on_record(
 def test_whatever_error_a_log_meets_it_counts_what_that_cost_and_names_it(
     records: Records, number: int, splices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> int:
-        raise OSError(number, "no")
-
-    def unknown(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSYS, "no")
+    refuse = raising(OSError(number, "no"))
 
     log = LogFile(records, "a", (layout.LOG, layout.HOLES), 0)
     named: list[int] = []
     log.losing = named.append
-    monkeypatch.setattr(os, "splice", refuse if splices else unknown)
+    monkeypatch.setattr(os, "splice", refuse if splices else raising(OSError(errno.ENOSYS, "no")))
     monkeypatch.setattr(os, "pwrite", refuse)
     monkeypatch.setattr(Records, "write", refuse)
     fill(log, b"two\nthree\n")
@@ -312,11 +303,8 @@ def test_a_claim_is_given_once(records: Records) -> None:
 
 
 def test_a_claim_that_could_not_be_written_may_be_made_again(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+        patch.setattr(os, "write", raising(OSError(errno.ENOSPC, "full")))
         with pytest.raises(OSError, match="full"):
             records.claim("b", b"x\n")
     claim = records.claim("b", b"y\n")
@@ -347,19 +335,13 @@ def test_another_user_has_nothing_of_ours_by_either_way(switches: bool, monkeypa
 
 
 def test_a_container_that_cannot_be_seen_now_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(number: int) -> Callable[[str], None]:
-        def stat(_path: str) -> None:
-            raise OSError(number, os.strerror(number))
-
-        return stat
-
     for number in (errno.EMFILE, errno.EIO, errno.ENOMEM):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", fails(number))
+            patch.setattr(os, "stat", raising(OSError(number, os.strerror(number))))
             with pytest.raises(OSError, match=os.strerror(number)):
                 linux.container_id()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", fails(errno.EACCES))
+        patch.setattr(os, "stat", raising(PermissionError(errno.EACCES, "closed")))
         assert linux.container_id() == ""
 
 

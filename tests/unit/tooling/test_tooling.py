@@ -15,6 +15,7 @@ from benchmarks import __main__ as program
 from benchmarks.harness import Bench, Figure, Options, Reading, Result, judge, missed
 from tests.figures import ROOT, branches_on
 from tests.quick import selected
+from tests.supervisors import raising
 
 QUICK = Figure(name="quick", says="how quick", compare="ratio", limit=1.5)
 MANY = Figure(name="many", says="how many", unit="/s", limit=400.0, at_least=True)
@@ -58,10 +59,7 @@ def test_the_best_of_three_repeats_decides() -> None:
 
 
 def test_a_benchmark_that_fails_misses_all_its_figures() -> None:
-    def fail() -> Mapping[str, Reading]:
-        raise RuntimeError("no room")
-
-    assert missed(judge(bench(QUICK, SHOWN), fail)) == ["quick", "shown"]
+    assert missed(judge(bench(QUICK, SHOWN), raising(RuntimeError("no room")))) == ["quick", "shown"]
 
 
 def test_a_figure_that_was_not_measured_is_named_and_the_exit_code_is_1(

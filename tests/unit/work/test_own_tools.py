@@ -14,6 +14,7 @@ from pydantic_ai.models.test import TestModel
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
 from tests.items import turn_deps
+from tests.supervisors import cancelled
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -66,9 +67,7 @@ async def test_a_turn_that_is_cancelled_in_a_tool_is_cancelled() -> None:
 
     running = asyncio.ensure_future(mine.run("go", deps=turn_deps()))
     await began.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancelled(running)
 
 
 async def test_what_a_tool_raises_to_some_effect_has_that_effect() -> None:
