@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -435,89 +435,80 @@ def test_it_goes_when_somebody_holds_the_line_who_never_says_more(life: tuple[in
     os.close(life[1])
 
 
-class Clock:
-    now = 1000.0
+class Ticking:
+    """A directory with a table of times, and the clock that it goes by."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = 1000.0
+        self.path = directory / "t"
+        self.fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def time(self) -> float:
         return self.now
 
+    def table(self, began: float = 0.0, name: str = "t") -> Times:
+        return Times(self.fd, name, began)
+
+    def since(self, *moments: float) -> list[int]:
+        return [offset_since(str(self.path), moment) for moment in moments]
+
+    def nothing_is_hidden(self, steps: Iterable[float]) -> None:
+        """What was printed at each step of the clock is read from there on, or from earlier."""
+        table, moments = self.table(), list[float]()
+        for number, step in enumerate(steps):
+            self.now += step
+            moments.append(self.now)
+            table.arrived(number * 5)
+        assert all(offset <= number * 5 for number, offset in enumerate(self.since(*moments)))
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Ticking]:
+    made = Ticking(tmp_path)
     monkeypatch.setattr(times, "time", made)
-    return made
+    yield made
+    os.close(made.fd)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
-
-
-def test_reading_begins_with_the_first_stretch_that_reaches_the_moment(
-    clock: Clock, directory: int, tmp_path: Path
-) -> None:
-    table = Times(directory, "t", 0.0)
+def test_reading_begins_with_the_first_stretch_that_reaches_the_moment(ticking: Ticking) -> None:
+    table = ticking.table()
+    assert ticking.since(1000.0) == [0], "there is none yet"
     for moment, offset in ((1000.0, 0), (1000.5, 10), (1060.0, 20), (1060.2, 30), (1200.0, 40)):
-        clock.now = moment
+        ticking.now = moment
         table.arrived(offset)
-    path = str(tmp_path / "t")
-    begins = [offset_since(path, moment) for moment in (0.0, 1000.5, 1000.6, 1060.2, 1060.3, 1200.0)]
-    assert begins == [0, 0, 20, 20, 40, 40]
-    assert offset_since(str(tmp_path / "none"), 1000.0) == 0
+    assert ticking.since(0.0, 1000.5, 1000.6, 1060.2, 1060.3, 1200.0) == [0, 0, 20, 20, 40, 40]
 
 
-def test_a_process_that_ended_quickly_leaves_no_table(clock: Clock, directory: int, tmp_path: Path) -> None:
-    table = Times(directory, "t", 0.0)
+def test_a_process_that_ended_quickly_leaves_no_table(ticking: Ticking) -> None:
+    table = ticking.table()
     table.arrived(0)
-    clock.now += 0.9
+    ticking.now += 0.9
     table.arrived(100)
-    assert not (tmp_path / "t").exists()
+    assert not ticking.path.exists()
 
 
 def test_the_table_is_bounded_and_what_it_leaves_out_is_read_earlier(
-    clock: Clock, directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(times, "ENTRIES", 16)
-    table = Times(directory, "t", 0.0)
-    printed: list[tuple[float, int]] = []
-    for number in range(1000):
-        clock.now += 10.0
-        printed.append((clock.now, number * 5))
-        table.arrived(number * 5)
-    path = tmp_path / "t"
-    assert path.stat().st_size <= 17 * 16
-    for moment, offset in printed:
-        assert offset_since(str(path), moment) <= offset
-    assert offset_since(str(path), printed[-1][0]) == printed[-1][1]
+    ticking.nothing_is_hidden([10.0] * 1000)
+    assert ticking.path.stat().st_size <= 17 * 16
+    assert ticking.since(ticking.now) == [999 * 5]
 
 
-def test_a_later_supervisor_goes_on_and_a_table_that_cannot_be_written_is_left_alone(
-    clock: Clock, directory: int, tmp_path: Path
-) -> None:
-    Times(directory, "t", 0.0).arrived(0)
-    clock.now = 2000.0
-    Times(directory, "t", 1000.0).arrived(50)
-    assert [offset_since(str(tmp_path / "t"), moment) for moment in (1000.0, 1000.1)] == [0, 50]
-    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes() + b"torn")
-    assert offset_since(str(tmp_path / "t"), 1000.1) == 50
-    clock.now = 3000.0
-    Times(directory, "t", 2000.0).arrived(55)
-    assert [offset_since(str(tmp_path / "t"), moment) for moment in (1000.1, 2000.1)] == [50, 55]
-    Times(directory, "missing/t", 2000.0).arrived(60)
+def test_a_later_supervisor_goes_on_and_a_table_that_cannot_be_written_is_left_alone(ticking: Ticking) -> None:
+    ticking.table().arrived(0)
+    ticking.now = 2000.0
+    ticking.table(1000.0).arrived(50)
+    assert ticking.since(1000.0, 1000.1) == [0, 50]
+    ticking.path.write_bytes(ticking.path.read_bytes() + b"torn")
+    assert ticking.since(1000.1) == [50]
+    ticking.now = 3000.0
+    ticking.table(2000.0).arrived(55)
+    assert ticking.since(1000.1, 2000.1) == [50, 55]
+    ticking.table(2000.0, "missing/t").arrived(60)
 
 
-def test_a_clock_that_is_set_back_hides_nothing(
-    clock: Clock, directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_hides_nothing(ticking: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "ENTRIES", 8)
-    table = Times(directory, "t", 0.0)
-    printed: list[tuple[float, int]] = []
-    for number in range(100):
-        clock.now += 10.0 if number % 7 else -45.0
-        printed.append((clock.now, number * 5))
-        table.arrived(number * 5)
-    for moment, offset in printed:
-        assert offset_since(str(tmp_path / "t"), moment) <= offset
+    ticking.nothing_is_hidden(10.0 if number % 7 else -45.0 for number in range(100))
