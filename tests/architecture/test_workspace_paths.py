@@ -49,7 +49,6 @@ JUSTIFIED: dict[str, str] = {
     "exec/backends/podman.py": STATE,
     "exec/backends/private_homes.py": STATE,
     "exec/backends/stand_ins.py": STATE,
-    "exec/backends/dormant.py": STATE,
     "exec/core/threads.py": KERNEL,
     "exec/log/logs.py": STATE,
     "exec/log/output.py": STATE,

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from shellback.exec.backends import dormant, homes
+from shellback.exec.backends import homes
 from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.errors import (
     ExecError,
@@ -252,7 +252,7 @@ class Supervisors(SupervisorPort):
     def _place(self, name: str, home: Path | None) -> tuple[Path | None, bool]:
         """Where a session is, and whether its records were removed there."""
         placed = self._placements.home_of(name) if home is None else self._placements.place(name, home)
-        return placed, placed is not None and dormant.gone(placed, name)
+        return placed, placed is not None and homes.gone(placed, name)
 
     async def status(self, session_id: str) -> Message:
         """See `SupervisorPort.status`; of a container that cannot be brought up what its records leave no doubt of."""
@@ -262,7 +262,7 @@ class Supervisors(SupervisorPort):
                 return {"state": "unknown"}
             return await self._host.status(session_id)
         asleep = await asyncio.to_thread(self._asleep, home)
-        if asleep and (told := await asyncio.to_thread(dormant.status, home, session_id)) is not None:
+        if asleep and (told := await asyncio.to_thread(homes.status, home, session_id)) is not None:
             return told
         try:
             told = await (await self._client(home)).status(session_id)
@@ -270,8 +270,8 @@ class Supervisors(SupervisorPort):
             if (ended := await asyncio.to_thread(_fallen, home, session_id)) is None:
                 raise
             return ended
-        if told["state"] == "unknown" and await asyncio.to_thread(dormant.gone, home, session_id):
-            return dormant.lost(session_id, "record_unreadable")
+        if told["state"] == "unknown" and await asyncio.to_thread(homes.gone, home, session_id):
+            return homes.lost(session_id, "record_unreadable")
         return told
 
     async def abandon(self, session_id: str) -> Message:
@@ -279,12 +279,12 @@ class Supervisors(SupervisorPort):
         if home is None:
             self._hosting = True
             return await self._host.abandon(session_id)
-        if await asyncio.to_thread(dormant.gone, home, session_id):
+        if await asyncio.to_thread(homes.gone, home, session_id):
             # It may have run before its records were removed.
             return await self.status(session_id)
         if await asyncio.to_thread(homes.kept, home):
             return await (await self._client(home)).abandon(session_id)
-        if await asyncio.to_thread(dormant.abandon, home, session_id):
+        if await asyncio.to_thread(homes.abandon, home, session_id):
             return {"state": "abandoned"}
         return await self.status(session_id)
 
@@ -372,7 +372,7 @@ def _fallen(home: Path, session_id: str) -> Message | None:
     """
     if homes.kept(home):
         return None
-    told = dormant.ended(home, session_id)
+    told = homes.ended(home, session_id)
     return None if homes.kept(home) else told
 
 

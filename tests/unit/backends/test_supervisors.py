@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.backends import dormant, homes
+from shellback.exec.backends import homes
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.errors import BackendUnavailable, LimitReached, TaskCompleted
 from shellback.exec.link import launch
@@ -392,26 +392,26 @@ def test_the_records_of_a_home_tell_without_a_supervisor(tmp_path: Path) -> None
     for name in ("begun", "damaged", "ended"):
         (home / "sessions" / name / layout.STARTED).write_text("boot\n")
     (home / "sessions/damaged" / layout.EXIT).write_text("{")
-    record = dormant.lost("ended", "container_restarted")["record"]
+    record = homes.lost("ended", "container_restarted")["record"]
     (home / "sessions/ended" / layout.ACKED).write_text(
         json.dumps({**record, "state": "exited", "exit_code": 4, "evidence": None})
     )
-    assert dormant.status(home, "placed") == {"state": "unknown"}
-    assert dormant.status(home, "begun") is None
-    damaged, ended = dormant.status(home, "damaged"), dormant.status(home, "ended")
+    assert homes.status(home, "placed") == {"state": "unknown"}
+    assert homes.status(home, "begun") is None
+    damaged, ended = homes.status(home, "damaged"), homes.status(home, "ended")
     assert damaged is not None
     assert damaged["record"]["evidence"] == "record_unreadable"
     assert ended is not None
     assert ended["record"]["exit_code"] == 4
     (home / "sessions/begun" / layout.STARTED).write_text("another 1 2\n")
-    assert dormant.ended(home, "begun")["record"]["evidence"] == "machine_rebooted"
+    assert homes.ended(home, "begun")["record"]["evidence"] == "machine_rebooted"
     (home / "sessions/begun" / layout.STARTED).write_text(f"{BOOT} 1 2\n")
-    assert dormant.ended(home, "begun")["record"]["evidence"] == "container_restarted"
+    assert homes.ended(home, "begun")["record"]["evidence"] == "container_restarted"
     (home / "sessions/begun" / layout.STARTED).write_text("")
-    assert dormant.ended(home, "begun")["record"]["evidence"] == "record_unreadable"
-    assert dormant.ended(home, "placed") == {"state": "unknown"}
-    assert not dormant.abandon(home, "begun")
-    assert dormant.abandon(home, "placed")
-    assert dormant.abandon(home, "placed")
-    assert dormant.status(home, "placed") == {"state": "abandoned"}
+    assert homes.ended(home, "begun")["record"]["evidence"] == "record_unreadable"
+    assert homes.ended(home, "placed") == {"state": "unknown"}
+    assert not homes.abandon(home, "begun")
+    assert homes.abandon(home, "placed")
+    assert homes.abandon(home, "placed")
+    assert homes.status(home, "placed") == {"state": "abandoned"}
     assert placed.place("placed", tmp_path / "containers/two") == home

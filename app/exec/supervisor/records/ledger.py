@@ -14,7 +14,7 @@ from typing import Final
 
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.records.diary import Diary
-from shellback.exec.supervisor.records.records import ABANDONED, Records, Unreadable
+from shellback.exec.supervisor.records.records import Records, Unreadable
 from shellback.exec.wire import crashpoints, layout
 from shellback.exec.wire.protocol import ExitRecord, Message
 
@@ -106,15 +106,9 @@ class Ledger:
         if record is not None:
             return {"state": record["state"], "record": record}
         try:
-            acknowledged = self._records.ended(name, layout.ACKED)
-            if acknowledged is not None:
-                return {"state": acknowledged["state"], "record": acknowledged, "acknowledged": True}
-            claim = self._records.claimed_by(name)
+            return self._records.standing(name, layout.ACKED)
         except Unreadable:
             return None
-        if claim is None:
-            return {"state": "unknown"}
-        return {"state": "abandoned"} if claim == ABANDONED else None
 
     def _sync(self) -> None:
         while True:

@@ -81,6 +81,19 @@ class Records:
         """Content of the `started` file, or None; raises Unreadable if it is not a file."""
         return self._read(f"{session_id}/{layout.STARTED}")
 
+    def standing(self, session_id: str, *names: str) -> Message | None:
+        """The status by the exit records in the files `names`, else by the claim; None if it is claimed without an end.
+
+        Raises:
+            Unreadable: A record or the claim is damaged.
+        """
+        for name in names:
+            record = self.ended(session_id, name)
+            if record is not None:
+                return {"state": record["state"], "record": record, "acknowledged": name == layout.ACKED}
+        claim = self.claimed_by(session_id)
+        return {"state": "unknown"} if claim is None else {"state": "abandoned"} if claim == ABANDONED else None
+
     def made_at(self, session_id: str) -> float:
         """Modification time of the `started` file."""
         return os.stat(f"{session_id}/{layout.STARTED}", dir_fd=self.fd).st_mtime
