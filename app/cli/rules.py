@@ -237,7 +237,7 @@ def _facts(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.id,
         "effect": rule.effect,
-        "match": _match(rule.match),
+        "match": {name: str(value) if name == "tier" else value for name, value in asdict(rule.match).items() if value},
         "rule": rule.described(),
         "note": rule.note,
         "source": rule.source,
@@ -251,7 +251,3 @@ def _facts(rule: Rule) -> dict[str, Any]:
 def _saved_facts(saved: Saved) -> dict[str, Any]:
     ended = {"state": saved.state, "used_at": saved.used_at, "revoked_at": saved.revoked_at}
     return {**_facts(saved.rule), **ended, "revoked_by": saved.revoked_by}
-
-
-def _match(match: Match) -> dict[str, Any]:
-    return {key: str(value) if key == "tier" else value for key, value in asdict(match).items() if value}

@@ -75,7 +75,7 @@ def cause(report: Report, bwrap: str, machine: Machine) -> str:
         )
     if version is None:
         return f"{bwrap} is not a bubblewrap that runs ({said}); install the package bubblewrap again"
-    if _refused(report):
+    if report.errno in _DENIED or "namespace" in report.said:
         for found in (_sysctls(machine), _container(report, machine), _apparmor(machine)):
             if found:
                 return f"{found} ({said})"
@@ -87,10 +87,6 @@ def passing(report: Report, machine: Machine) -> bool:
     if report.errno == errno.ENOSPC:
         return machine.sysctl("user.max_user_namespaces") != "0"
     return report.timed_out or report.errno in _SCARCE
-
-
-def _refused(report: Report) -> bool:
-    return report.errno in _DENIED or "namespace" in report.said
 
 
 def _last(report: Report) -> str:

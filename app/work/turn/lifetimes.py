@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -92,9 +92,5 @@ def due(conn: sa.Connection, host_id: str, since: float, conversation_id: str | 
     live = query.where(sessions.c.state.in_([state.value for state in LIVE_STATES]))
     ended = query.where(lately, sessions.c.ended_at.is_not(None))
     found = {row.turn_id for row in conn.execute(live.limit(BATCH))}
-    found |= {row.turn_id for row in conn.execute(ended) if _left_something(row.end)}
+    found |= {row.turn_id for row in conn.execute(ended) if row.end and row.end.get("survivors")}
     return sorted(found)
-
-
-def _left_something(end: dict[str, Any] | None) -> bool:
-    return bool(end and end.get("survivors"))

@@ -277,7 +277,7 @@ def test_every_change_is_seen_by_the_next_look(workspace: Path) -> None:
 def test_a_settled_directory_is_not_read_again(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (workspace / f"d{number}").mkdir()
-    monkeypatch.setattr("shellback.exec.backends.tree._SETTLED_NS", -1)
+    monkeypatch.setattr("shellback.exec.backends.protected._SETTLED_NS", -1)
     look = Protected(workspace)
     first = look.covers()
     opened: list[str] = []
@@ -300,7 +300,7 @@ def test_a_directory_just_changed_is_read_again_though_its_ctime_is_the_same(
 ) -> None:
     (workspace / "a").mkdir()
     frozen = (workspace / "a").stat().st_ctime_ns
-    monkeypatch.setattr("shellback.exec.backends.tree.time.time_ns", lambda: frozen + 1_000_000)
+    monkeypatch.setattr("shellback.exec.backends.protected.time.time_ns", lambda: frozen + 1_000_000)
     look = Protected(workspace)
     look.covers()
     real = os.lstat
