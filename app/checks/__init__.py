@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shellback.checks import database, leftovers, machine, program, sandbox
+from shellback.checks import database, leftovers, machine, program
 from shellback.checks.check import Check
 from shellback.checks.filesystems import filesystem
 from shellback.checks.supervisors import answered, containers, processes
@@ -22,7 +22,7 @@ __all__ = ["Check", "all_checks", "live_checks"]
 def all_checks(settings: Settings) -> list[Check]:
     """All checks, the cheap ones first; a check that cannot be made says why instead of raising."""
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
-    backend = sandbox.sandbox(settings)
+    backend = program.sandbox(settings)
     held = any(one.name == "sandbox" for one in backend)
     found += [*backend, *program.policy(settings, sandboxed=held), program.telemetry(settings)]
     # First, in a process of its own: a disk that hangs would block this process too.

@@ -25,6 +25,7 @@ from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
 from shellback.exec.core.runner import make_workspace
+from shellback.exec.wire.descriptors import closing
 from shellback.work.queue.items import Priority
 
 if TYPE_CHECKING:
@@ -337,11 +338,8 @@ def _facts(session: Session) -> dict[str, Any]:
 
 def _kill_now(pid: int) -> None:
     """Kill as a crash would. The pid is the supervisor's: it has just answered with it."""
-    pidfd = os.pidfd_open(pid)
-    try:
+    with closing(os.pidfd_open(pid)) as pidfd:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    finally:
-        os.close(pidfd)
 
 
 def _at_rest(conn: sa.Connection, conversation: str) -> bool:

@@ -50,12 +50,8 @@ def migrate(url: str) -> None:
         MigrationFailed: The upgrade failed; the message has the reason.
         DatabaseLocked: Another process migrated or locked the database for too long.
     """
-    database = Database(url)
-    try:
-        with _said(database, "our tables"):
-            database.write_now(_upgrade)
-    finally:
-        database.close()
+    with contextlib.closing(Database(url)) as database, _said(database, "our tables"):
+        database.write_now(_upgrade)
     from dbos import DBOS
 
     with _said(database, "the tables of DBOS"):

@@ -74,15 +74,12 @@ def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
     from shellback.storage.host import ensure_home, host_id
 
     ensure_home(settings.shellback_home)
-    database = Database(settings.database_url)
-    try:
+    with contextlib.closing(Database(settings.database_url)) as database:
         if migrated:
             if database.dialect == "sqlite" and schema.check(database) is schema.SchemaState.BEHIND:
                 schema.migrate(settings.database_url)
             schema.require_current(database)
         yield Place(settings, database, host_id(settings.shellback_home))
-    finally:
-        database.close()
 
 
 @contextlib.contextmanager

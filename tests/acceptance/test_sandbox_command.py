@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shellback.checks.sandbox import sandbox as checks
+from shellback.checks.program import sandbox as checks
 from shellback.cli import children
 from shellback.cli.children import WorkerChild
 from shellback.cli.main import cli
@@ -150,9 +150,9 @@ def test_the_doctor_warns_of_what_is_not_held(place: Stage, monkeypatch: pytest.
     less = Found(
         ok=True, in_force=real.found.in_force, limits="nothing here", unbounded=("processes (SANDBOX_PROCESSES)",)
     )
-    from shellback.checks import sandbox
+    from shellback.checks import program
 
-    monkeypatch.setattr(sandbox, "choose", returning(Choice(backend=real.backend, why="x", found=less)))
+    monkeypatch.setattr(program, "choose", returning(Choice(backend=real.backend, why="x", found=less)))
     monkeypatch.setattr(real.backend, "protected", _Large())
     found = {one.name: one for one in checks(given)}
     assert found["limits"].state == found["readable"].state == found["protected"].state == "warn"

@@ -23,6 +23,7 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.model import SessionEnd, WindowSize
+from shellback.exec.core.threads import cancelled
 
 if TYPE_CHECKING:
     from shellback.exec.terminals.attaching import Attachment
@@ -115,9 +116,7 @@ class Attached:
             done, _ = await asyncio.wait({self._left, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             return self._left.result() if self._left in done else next(iter(done)).result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancelled(tasks)
 
     async def _tidy(self) -> None:
         with contextlib.suppress(ExecError, TimeoutError):

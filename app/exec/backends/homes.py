@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from shellback.exec.backends.container import SURROUNDINGS, Container
-from shellback.exec.core.sight.place import closing
 from shellback.exec.link import launch
 from shellback.exec.supervisor.process.job import ITSELF, Job
 from shellback.exec.supervisor.records.records import ABANDONED, Records, Unreadable
 from shellback.exec.wire import layout, linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import Message
 
 DESCRIPTION: Final = layout.CONTAINER
@@ -107,12 +107,11 @@ def status(home: Path, session_id: str) -> Message | None:
     if gone(home, session_id):
         return lost(session_id, "record_unreadable")
     records = Records(str(home))
-    try:
-        return records.standing(session_id, layout.EXIT, layout.ACKED)
-    except Unreadable:
-        return lost(session_id, "record_unreadable")
-    finally:
-        os.close(records.fd)
+    with closing(records.fd):
+        try:
+            return records.standing(session_id, layout.EXIT, layout.ACKED)
+        except Unreadable:
+            return lost(session_id, "record_unreadable")
 
 
 def ended(home: Path, session_id: str) -> Message:

@@ -27,8 +27,9 @@ from typing import Final
 from shellback.exec.backends.trusted import HEAD, PROTECTED, Rule, Where
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.secrets import named
-from shellback.exec.core.sight.place import closing, empty, head
+from shellback.exec.core.sight.place import empty, head
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
+from shellback.exec.wire.descriptors import closing
 
 PLACES: Final = 50
 """Repositories and worktrees that are protected part by part: each costs five mounts for every command."""

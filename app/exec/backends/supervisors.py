@@ -26,6 +26,7 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.core.threads import cancelled
 from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.link.reaching import Connection
@@ -108,9 +109,7 @@ class Supervisors(SupervisorPort):
         return running and not self._placements.host_owes()
 
     async def close(self) -> None:
-        for task in self._reviving.values():
-            task.cancel()
-        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        await cancelled(self._reviving.values())
         await asyncio.gather(*(client.close() for client in self._clients.values()), self._host.close())
         self._clients.clear()
         if self._revival is not None:

@@ -1,4 +1,4 @@
-"""Threads that access files as the user of commands, so that the kernel checks permissions; and finalizers."""
+"""Threads that access files as the user of commands, so the kernel checks permissions; finalizers; the end of tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -276,3 +276,11 @@ def at_the_end(owner: object, act: Callable[..., object], *args: object) -> weak
                 act(*args)
 
     return weakref.finalize(owner, acted)
+
+
+async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait for their end, whatever it is."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

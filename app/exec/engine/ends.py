@@ -20,6 +20,7 @@ from shellback.exec.core.errors import ExecError, LimitReached, SessionNotFound,
 from shellback.exec.core.findings import LOST_MOUNT, Finding, finding_id
 from shellback.exec.core.model import EndedBy, Evidence, Loss, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.core.ports import SessionStore, SessionWatch, Unwatched
+from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.link.supervised import Seen, Supervised
 from shellback.exec.wire.crashpoints import reach
@@ -119,10 +120,7 @@ class Ends:
 
     async def stop(self) -> None:
         """Stop recording; the supervisor reports unrecorded ends to the next worker."""
-        tasks = list(self._recording.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._recording.values())
 
     async def _record(self, session_id: SessionId, end: SessionEnd) -> None:
         with about(session=session_id):

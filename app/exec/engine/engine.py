@@ -34,6 +34,7 @@ from shellback.exec.core.model import (
     SessionState,
 )
 from shellback.exec.core.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
+from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.ends import Ends, Losses, Recovery
 from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.waiting import Outcome, Waiting, give_up, joined, takes_input, waiting
@@ -116,9 +117,7 @@ class Engine:
         if not self.started:
             return
         self.started = False
-        for task in self._later:
-            task.cancel()
-        await asyncio.gather(*self._later, return_exceptions=True)
+        await cancelled(self._later)
         await self._ends.stop()
         await self.supervised.port.close()
         self._unlinked.close()

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.sight.place import Place, closing, made, opened, regular
+from shellback.exec.core.sight.place import Place, made, opened, regular
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing
 
 READ_MOST: Final = 64 * 1024 * 1024
 _LEAST: Final = 4096

@@ -12,10 +12,11 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.sight.place import Place, Root, closing
+from shellback.exec.core.sight.place import Place, Root
 from shellback.exec.files import scan
 from shellback.exec.files.contents import FileTooLarge
 from shellback.exec.files.scan import Pattern, Scan, alternatives, split
+from shellback.exec.wire.descriptors import closing
 
 LIST_MOST: Final = 100_000
 

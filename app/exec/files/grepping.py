@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.sight.place import Root, closing, held, opened
+from shellback.exec.core.sight.place import Root, held, opened
 from shellback.exec.files import scan
 from shellback.exec.files.scan import Pattern, Scan, State, alternatives
+from shellback.exec.wire.descriptors import closing
 
 FILE_MOST: Final = 16 * 1024 * 1024
 FILE_S: Final = 1.0

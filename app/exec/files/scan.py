@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.sight.place import closing
+from shellback.exec.wire.descriptors import closing
 
 SCANNED_MOST: Final = 100_000
 DEPTH_MOST: Final = 100

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.wire import layout, linux
+from shellback.exec.wire import descriptors, layout, linux
 
 START_S: Final = 15.0
 _START_LOCK: Final = "start.lock"
@@ -39,11 +39,8 @@ def folder(home: Path) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SupervisorUnreachable(f"the state directory {home} cannot be used: {error.strerror}") from error
-    try:
+    with descriptors.kept(fd):
         _trusted(path, os.fstat(fd), 0o077)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.model import Session
-from shellback.exec.core.sight.place import closing
 from shellback.exec.wire import layout
+from shellback.exec.wire.descriptors import closing
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 from shellback.exec.core import limits
 from shellback.exec.core.model import Delivery, SessionId
 from shellback.exec.core.ports import SessionStore
-from shellback.exec.core.sight.place import closing
 from shellback.exec.log.links import LogLinks
 from shellback.exec.log.output import extent, newlines_in
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import gaps, layout, linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.gaps import Hole
 
 log = logging.getLogger(__name__)

@@ -304,7 +304,8 @@ class Course:
         if self._start is None:
             return self._so_far("unheard")
         inside = look is not None and look.reader not in {0, look.pid}
-        left = "outer" if self._outer is not None else "interrupted" if _is_known(self._prompt) else "replaced"
+        interrupted = self._prompt.said.endswith(b";" + KNOWN)
+        left = "outer" if self._outer is not None else "interrupted" if interrupted else "replaced"
         return Outcome(
             how="inside" if inside else left,
             start=self._start,
@@ -339,10 +340,6 @@ class Course:
         since = max(self._start, log.size() - _SHOWN)
         found = judged(look, decoded(without(log.piece(since, _SHOWN))).split("\n"))
         return found is not None and found.sure
-
-
-def _is_known(prompt: Mark) -> bool:
-    return prompt.said.endswith(b";" + KNOWN)
 
 
 _SHELL = "bash"

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from shellback.exec.core.model import CallKey, SessionId
-from shellback.exec.core.sight.place import closing
 from shellback.exec.log.output import OutputLog
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing
 
 KEY_FILE: Final = "shell.key"
 _KEY_BYTES: Final = 32

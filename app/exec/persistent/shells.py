@@ -19,6 +19,7 @@ from shellback.exec.core.errors import BackendUnavailable, ExecError, InputUnkno
 from shellback.exec.core.identity import act_of, call_key
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
+from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Listed, Sessions
 from shellback.exec.persistent import telling
@@ -334,9 +335,7 @@ class Expiry:
         """Cancel all timers; shells go on. Stopping twice, or without a start, is harmless."""
         for session_id in list(self._timers):
             self.forget(session_id)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(self._tasks)
 
     def _fire(self, session_id: SessionId) -> None:
         del self._timers[session_id]

@@ -20,6 +20,7 @@ from shellback.exec.core.runner import found
 from shellback.exec.core.sight.place import opened
 from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen, expanded
 from shellback.exec.policy.operands import Line, Operand, named_in
+from shellback.exec.wire.descriptors import closing
 
 PROGRAM_BYTES: Final = 64 * 1024 * 1024
 FILE_BYTES: Final = 16 * 1024 * 1024
@@ -47,11 +48,6 @@ class Binding:
 
     def facts(self) -> dict[str, object]:
         return {"executables": [*self.executables], "scripts": [*self.scripts], "unbound": [*self.unbound]}
-
-
-def reads_files(command: str) -> bool:
-    """Whether binding this line may read files of the workspace, which blocks."""
-    return bool(named_in(command).files)
 
 
 def read(
@@ -204,7 +200,7 @@ class _Reading:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self._unbound[f"{name}: {why}, its content is not bound"] = None
             return {"name": name, "path": path, "sha256": None, "why": why}
-        try:
+        with closing(fd):
             if len(self._scripts) >= FILES:
                 why = f"more than {FILES} files"
             elif self._bytes + identity.size > ALL_BYTES:
@@ -212,8 +208,6 @@ class _Reading:
             else:
                 identity, sha256 = _hashed(fd, FILE_BYTES)
                 why = f"larger than {FILE_BYTES >> 20} MiB"
-        finally:
-            os.close(fd)
         if sha256 is None:
             self._unbound[f"{name}: {why}, its content is not bound"] = None
         else:
@@ -293,11 +287,8 @@ def _content(path: str, identity: _Identity) -> str | None:
 
 def _hashed_program(path: str) -> tuple[_Identity, str | None]:
     """`_hashed` of a program outside the workspace, by its real path."""
-    fd = opened(path, None)
-    try:
+    with closing(opened(path, None)) as fd:
         return _hashed(fd, PROGRAM_BYTES)
-    finally:
-        os.close(fd)
 
 
 def _hashed(fd: int, most: int) -> tuple[_Identity, str | None]:

@@ -18,6 +18,7 @@ from shellback.exec.core.model import CONVERSATION, LIFETIMES, ON_EXIT, READ_ONL
 from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.policy import binding
+from shellback.exec.policy.operands import named_in
 from shellback.exec.policy.policy import Grant, Proposal
 
 CHANGED: Final = (
@@ -96,7 +97,7 @@ async def proposed(spec: CommandSpec, backend: Backend) -> Proposal:
 
 async def bound(spec: CommandSpec, backend: Backend) -> binding.Binding:
     """The files of a command, read in a thread if there are any; CheckTimedOut if they cannot be read in time."""
-    if spec.profile == READ_ONLY or not binding.reads_files(spec.command):
+    if spec.profile == READ_ONLY or not named_in(spec.command).files:
         return _bound(spec, backend)
     threads = checking(backend.uid)
     return await threads.run(partial(_bound, spec, backend, threads.held), seconds=CHECK_S)

@@ -15,6 +15,7 @@ from shellback.exec.core.answers import Grown
 from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import Session, SessionId
+from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.reports.blocks import in_background, label_of
@@ -88,10 +89,7 @@ class OutputFeed:
     async def __aexit__(self, *_: object) -> None:
         """Stop following; processes go on."""
         self._engine.registry.listeners.discard(self._heard)
-        tasks = list(self._following.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._following.values())
 
     async def new(self) -> list[OutputEvent]:
         """Wait for notices, and return all since the last call. Cancelling loses none."""

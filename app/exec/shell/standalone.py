@@ -30,7 +30,6 @@ from shellback.exec.core.errors import ExecError, SupervisorUnreachable
 from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S, Limits
 from shellback.exec.core.model import EndedBy
 from shellback.exec.core.ports import SupervisorPort, WorkspaceStore
-from shellback.exec.core.sight.place import closing
 from shellback.exec.core.threads import at_the_end
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
@@ -42,6 +41,7 @@ from shellback.exec.shell.async_shell import OUTPUT_BYTES, AsyncShell
 from shellback.exec.shell.facade import SyncShell
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
+from shellback.exec.wire.descriptors import closing
 
 
 class Made(NamedTuple):

@@ -17,6 +17,7 @@ from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import act_of, call_key, watch_id
 from shellback.exec.core.model import CallOrigin, Session, SessionId
 from shellback.exec.core.ports import WatchStore
+from shellback.exec.core.threads import cancelled
 from shellback.exec.core.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.waiting import takes_input
@@ -60,10 +61,7 @@ class Watcher:
 
     async def stop(self) -> None:
         """Stop evaluating; a later start resumes. It may be called twice, or without a start."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._tasks.values())
 
     async def resume(self) -> None:
         """Evaluate exactly the watches of this host that are on; a repeat changes nothing."""

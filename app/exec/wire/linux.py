@@ -12,6 +12,8 @@ import struct
 from collections.abc import Generator, Iterable
 from typing import Final
 
+from shellback.exec.wire.descriptors import closing, kept
+
 _PR_SET_NAME: Final = 15
 _PR_SET_SECCOMP: Final = 22
 _SECCOMP_MODE_FILTER: Final = 2
@@ -49,21 +51,8 @@ def opened(
     path: str | os.PathLike[str], flags: int = os.O_PATH, mode: int = 0o600, *, dir_fd: int | None = None
 ) -> Generator[int]:
     """A descriptor of a file, by default O_PATH; closed at the end."""
-    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
-    try:
+    with closing(os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)) as fd:
         yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def kept(fd: int) -> Generator[int]:
-    """Close the descriptor if an exception occurs."""
-    try:
-        yield fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeGuard, cast
 
 import sqlalchemy as sa
 
+from shellback.exec.wire import linux
 from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.errors import HomeUnusable
@@ -199,12 +200,9 @@ class Generation:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        fd = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with linux.opened(self._home / _LOCK, os.O_RDWR | os.O_CREAT) as fd:
             _lock(fd)
             yield
-        finally:
-            os.close(fd)
 
 
 def _lock(fd: int) -> None:
@@ -239,8 +237,5 @@ def write(home: Path, count: Count) -> None:
         file.flush()
         os.fsync(fd)
     os.replace(draft, home / FILE)
-    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with linux.opened(home, os.O_RDONLY | os.O_DIRECTORY) as folder:
         os.fsync(folder)
-    finally:
-        os.close(folder)

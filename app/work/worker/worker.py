@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
 from pydantic_ai import __version__ as pydantic_ai_version
 
+from shellback.exec.core.threads import cancelled
 from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.tables import workers
@@ -143,14 +144,14 @@ class Worker:
         If the executor id was lost, it does not wait: other workers may have these turns already.
         """
         beat = self._loops[-1:]
-        await _cancelled(self._loops[:-1])
+        await cancelled(self._loops[:-1])
         if self._launched:
             self._launched = False
             # The heartbeat continues until our turns have ended.
             drain_s = 0 if self.fallen.is_set() else int(self.config.drain_s)
             await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=drain_s, destroy_registry=True)
-        await _cancelled(beat)
-        await _cancelled(self._running)
+        await cancelled(beat)
+        await cancelled(self._running)
         self._loops, self._running = [], []
         for service in self.beside:
             await service.stop()
@@ -204,12 +205,6 @@ class Worker:
             "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
         }
-
-
-async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _register(conn: sa.Connection, config: WorkerConfig) -> None:

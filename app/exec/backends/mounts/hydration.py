@@ -29,7 +29,7 @@ from typing import Any, Final
 from shellback.exec.backends.mounts.mount import HostMount, Roots
 from shellback.exec.backends.mounts.tree import MOUNT_BYTES, Entry, plan, signature
 from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
-from shellback.exec.core.sight.place import closing
+from shellback.exec.wire.descriptors import closing
 
 log = logging.getLogger(__name__)
 

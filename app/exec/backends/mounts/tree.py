@@ -13,7 +13,7 @@ from typing import Final
 from shellback.exec.backends.mounts.mount import WORKDIR, HostMount, Roots
 from shellback.exec.core.display import shown_line
 from shellback.exec.core.errors import MountUnusable
-from shellback.exec.core.sight.place import closing
+from shellback.exec.wire.descriptors import closing
 
 ENTRIES: Final = 200_000
 """Directories, files and symlinks that one mount is looked through for."""

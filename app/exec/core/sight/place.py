@@ -16,11 +16,12 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
+from shellback.exec.wire.descriptors import closing, kept
 
 LINKS_MOST: Final = 40
 PATH_MOST: Final = 4096
@@ -331,15 +332,6 @@ _NAMED: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK: Final = 1 << 18
 
 
-@contextlib.contextmanager
-def closing(descriptor: int) -> Generator[int]:
-    """Close a descriptor at the end."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def regular(status: os.stat_result) -> None:
     """Check that a file is regular.
 
@@ -371,11 +363,8 @@ def made(name: str, directory: int, flags: int, mode: int = 0o666) -> int:
         OSError: As `regular`, or from the kernel.
     """
     descriptor = os.open(name, flags | os.O_CREAT | _SAFE, mode, dir_fd=directory)
-    try:
+    with kept(descriptor):
         regular(os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
     return descriptor
 
 

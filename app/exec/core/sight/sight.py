@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from shellback.exec.core.errors import ExecError, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
-from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, closing, gone
+from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, gone
+from shellback.exec.wire.descriptors import closing
 
 ENTRIES: Final = 20_000
 """The most names that one check reads."""

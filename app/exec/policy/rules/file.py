@@ -19,6 +19,7 @@ from shellback.exec.policy.classify.model import Surroundings, Tier
 from shellback.exec.policy.rules.carriers import name_of, runs_anything
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
+from shellback.exec.wire.descriptors import closing
 
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
@@ -55,7 +56,7 @@ def _text(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise PolicyUnusable(f"{path}: {error.strerror}: create it, or unset POLICY_FILE") from None
-    try:
+    with closing(descriptor):
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise PolicyUnusable(f"{path}: not a regular file: name one in POLICY_FILE")
@@ -65,8 +66,6 @@ def _text(path: Path) -> str:
             raise PolicyUnusable(f"{path}: others may write it: run `chmod go-w {shlex.quote(str(path))}`")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
     if len(data) > FILE_BYTES:
         raise PolicyUnusable(f"{path}: longer than {FILE_BYTES} bytes: write fewer or shorter rules")
     try:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import kept
 
 NEEDED: Final = 3
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -74,7 +75,7 @@ def ruleset(writable: Sequence[str]) -> int:
     ioctl = _IOCTL_DEV if version >= 5 else 0
     handled = _FOLDER | _NOWHERE | ioctl
     rules = ctypes.create_string_buffer(struct.pack("=QQQ", handled, 0, _SCOPES if version >= 6 else 0), 24)
-    with linux.kept(linux.checked(linux.libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))) as fd:
+    with kept(linux.checked(linux.libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))) as fd:
         for path in writable:
             _allow(fd, path, 0)
         for path in DEVICES:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from shellback.exec.wire import layout
+from shellback.exec.wire.descriptors import closing, kept
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 _TERM, _HUP, _KILL = (1 << number - 1 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
@@ -168,23 +169,19 @@ def open_pidfd(pid: int, start: int) -> int | None:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    found = None
-    try:
+    with kept(fd):
         found = read(pid)
-    finally:
-        same = found is not None and found.start == start
-        if not same:
-            os.close(fd)
-    return fd if same else None
+    if found is not None and found.start == start:
+        return fd
+    os.close(fd)
+    return None
 
 
 def signal_exactly(pid: int, start: int, number: int) -> None:
     """Signal exactly this process; does nothing if it has gone."""
     if (fd := open_pidfd(pid, start)) is not None:
-        try:
+        with closing(fd):
             send(fd, number)
-        finally:
-            os.close(fd)
 
 
 def send(pidfd: int, number: int) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from shellback.exec.supervisor.process import landlock, procfs, pty
 from shellback.exec.wire import layout, linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import StartRequest
 
 _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -116,14 +117,10 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
 def _executed(fork: Callable[[tuple[int, int]], int], number: Callable[[bytes], int]) -> int:
     """The pid of a child that has executed; it reports an error to the pipe that `fork` gets."""
     out, into = os.pipe()
-    try:
-        try:
+    with closing(out):
+        with closing(into):
             pid = fork((out, into))
-        finally:
-            os.close(into)
         report = os.read(out, 512)
-    finally:
-        os.close(out)
     if report:
         os.waitpid(pid, 0)
         raise ExecFailed(number(report))

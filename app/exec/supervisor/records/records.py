@@ -11,6 +11,7 @@ import time
 from typing import Any, Final, cast
 
 from shellback.exec.wire import layout, linux, protocol
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import ExitRecord, Message
 
 MAX_BYTES: Final = 1 << 20
@@ -111,10 +112,8 @@ class Records:
                 raise
             self.keep_aside(session_id, f"{name}.new")
             fd = self._create(f"{session_id}/{name}.new")
-        try:
+        with closing(fd):
             linux.write_all(fd, json.dumps(value, separators=(",", ":")).encode())
-        finally:
-            os.close(fd)
 
     def _create(self, path: str) -> int:
         # Without O_NONBLOCK, a pipe without a reader would block us forever.

@@ -21,6 +21,7 @@ from shellback.exec.supervisor.loop import IN, Loop, Timer
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import covers, namespaces, pins
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing, kept
 from shellback.exec.wire.sandbox import Sandbox
 
 MOST: Final = 4
@@ -141,7 +142,7 @@ class Ahead:
             return
         try:
             pid = namespaces.in_child(lambda: _stand_by(wanted, found, theirs), theirs.fileno())
-            with linux.kept(os.pidfd_open(pid)) as pidfd:
+            with kept(os.pidfd_open(pid)) as pidfd:
                 self._loop.watch(pidfd, lambda _: self._ended(key), IN)
         except OSError:
             ours.close()
@@ -200,11 +201,8 @@ def send_order(
 ) -> None:
     """Order a waiting child to execute bubblewrap, reporting on `said`; `fds` as in `become`."""
     own = (sandbox.fixed, sandbox.readonly, sandbox.masked, sandbox.stubs)
-    order = linux.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
-    try:
+    with closing(linux.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))) as order:
         socket.send_fds(link, [b"go"], [order, said, *fds])
-    finally:
-        os.close(order)
 
 
 def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) -> NoReturn:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.supervisor.loop import IN, Loop
-from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import kept
 
 READY: Final = "ready\n"
 _MOST: Final = 8192
@@ -71,7 +71,7 @@ class Said:
         self.pid = pid
         self._loop = loop
         self._fd = fd
-        with linux.kept(os.pidfd_open(pid)) as self._pidfd:
+        with kept(os.pidfd_open(pid)) as self._pidfd:
             os.set_blocking(fd, False)
             loop.watch(fd, self._read, IN)
         self._timer = loop.after(patience_s, lambda: self._over(errno.ETIMEDOUT))

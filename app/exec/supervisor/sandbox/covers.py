@@ -23,6 +23,7 @@ from collections.abc import Generator
 from typing import Final
 
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import StartRequest
 from shellback.exec.wire.sandbox import EMPTY, NOTHING, PROC, Sandbox
 
@@ -92,10 +93,8 @@ def beneath(root: int, name: str, flags: int = _PATH, resolve: int = _NO_SYMLINK
     """A file below a directory; OSError if a symlink is on the way."""
     how = struct.pack("QQQ", flags, 0, resolve)
     fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
-    try:
+    with closing(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _is_socket(place: int) -> bool:
@@ -123,15 +122,12 @@ def lay(source: int, place: int, name: str, *, read_only: bool = True) -> None:
 @contextlib.contextmanager
 def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
     """A detached mount of a file or directory and all below it."""
-    tree = linux.checked(linux.libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
-    try:
+    with closing(linux.checked(linux.libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)) as tree:
         attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
         given = struct.pack("QQQQ", attributes, 0, 0, 0)
         size = ctypes.c_size_t(len(given))
         linux.checked(linux.libc.syscall(_MOUNT_SETATTR, tree, b"", _RECURSIVELY, given, size), name)
         yield tree
-    finally:
-        os.close(tree)
 
 
 def put(tree: int, place: int, name: str) -> None:

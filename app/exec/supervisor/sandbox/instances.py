@@ -25,6 +25,7 @@ from shellback.exec.supervisor.sandbox.cgroups import Groups
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import Loss, Message, Refused
 from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
 
@@ -246,12 +247,10 @@ def _small_file(path: str) -> int | None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
+    with closing(fd):
         status = os.fstat(fd)
         small = stat.S_ISREG(status.st_mode) and status.st_size <= _COPIED_BYTES
         return fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) if small else None
-    finally:
-        os.close(fd)
 
 
 def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:

@@ -22,6 +22,7 @@ from shellback.exec.supervisor.sandbox import building, covers, namespaces, pins
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.wire import crashpoints, layout, linux
+from shellback.exec.wire.descriptors import kept
 from shellback.exec.wire.protocol import StartRequest
 from shellback.exec.wire.sandbox import Sandbox
 
@@ -218,7 +219,7 @@ class Launch:
 
 
 def _held(pid: int, parent: int) -> tuple[int, int, int]:
-    with linux.kept(os.pidfd_open(pid)) as fd:
+    with kept(os.pidfd_open(pid)) as fd:
         return pid, procfs.child(pid, parent).start, fd
 
 

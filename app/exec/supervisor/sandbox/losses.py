@@ -26,6 +26,7 @@ from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.sandbox import covers, restoring
 from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire import gitconfig, layout, linux
+from shellback.exec.wire.descriptors import kept
 from shellback.exec.wire.protocol import Loss
 from shellback.exec.wire.sandbox import CONTAINED, EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
 
@@ -89,7 +90,7 @@ class Losses:
             place = replace(place, enter=lambda: restoring.namespaces_of(pid))
         else:
             table = os.dup(table)
-        with linux.kept(table):
+        with kept(table):
             return Watch(self, table, place)
 
     def content(self, path: str) -> bytes:

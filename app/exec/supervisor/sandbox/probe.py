@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing
 
 SCRATCH: Final = ".probe."
 _STALE_S: Final = 3600.0
@@ -112,15 +113,12 @@ def _holes(folder: int) -> None:
 
 def _splice(folder: int) -> None:
     reads, writes = os.pipe()
-    try:
+    with closing(reads), closing(writes):
         os.write(writes, b"spliced")
         with _opened(folder, "spliced") as fd:
             os.splice(reads, fd, 7, offset_dst=10)
             if os.pread(fd, 32, 0) != b"\0" * 10 + b"spliced":
                 raise Wrong("bytes arrived elsewhere")
-    finally:
-        os.close(reads)
-        os.close(writes)
 
 
 WHAT: Final[dict[str, Callable[[int], None]]] = {

@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 
 from shellback.exec.supervisor.sandbox import covers, namespaces
 from shellback.exec.wire import linux
+from shellback.exec.wire.descriptors import closing, kept
 from shellback.exec.wire.sandbox import MASKED, STUB, Bounds
 
 FILE: Final = "file"
@@ -38,7 +39,7 @@ Result = tuple[str, int, int]
 
 def namespaces_of(pid: int) -> dict[str, int]:
     """Descriptors of the mount namespace of a process, and of its user namespace; OSError if the process has gone."""
-    with linux.kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
+    with kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
         return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
 
 
@@ -48,7 +49,7 @@ def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bo
     Returns its pid, and a descriptor for `said` once it has ended.
     """
     try:
-        with linux.kept(os.memfd_create("restored")) as said:
+        with kept(os.memfd_create("restored")) as said:
             pid = os.fork()
         if pid == 0:
             _restore(found, who, wanted, said)
@@ -59,11 +60,9 @@ def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bo
 
 def said(fd: int) -> dict[str, Result]:
     """The outcomes that a child reported; {} if it failed."""
-    try:
+    with closing(fd):
         text = os.pread(fd, 1 << 20, 0)
         return {path: (what, device, inode) for path, what, device, inode in json.loads(text)} if text else {}
-    finally:
-        os.close(fd)
 
 
 def _restore(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]], said: int) -> NoReturn:

@@ -22,6 +22,7 @@ from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphan
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.stubs import Stubs
 from shellback.exec.wire import layout, linux
+from shellback.exec.wire.descriptors import kept
 from shellback.exec.wire.protocol import Loss, Refused, StartRequest
 
 INSTANCE: Final = "instance"
@@ -215,7 +216,7 @@ class Sandboxes:
         # An unreaped first process has gone too: it dies as the last one.
         if not procfs.alive(*init) or (fd := procfs.open_pidfd(*init)) is None:
             return None
-        with linux.kept(fd):
+        with kept(fd):
             inside = self._someone_in(init[0])
         if inside is None:
             procfs.send(fd, signal.SIGKILL)

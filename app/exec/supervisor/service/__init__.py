@@ -1,1 +1,1 @@
-"""The supervisor as a program: keeper, daemon, requests, recovery."""
+"""The supervisor as a program: keeper, requests, starts, recovery."""

@@ -1,4 +1,4 @@
-"""The supervisor's parent: holds its descriptors, reaps its orphans, and restarts it.
+"""The supervisor's process, and its parent, which holds its descriptors, reaps its orphans, and restarts it.
 
 While no supervisor runs, pipes and terminals stay open, and the wait status of each process that ends is kept until a
 supervisor has recorded it.
@@ -14,15 +14,19 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Final
 
 from shellback.exec.supervisor.process import channels, link, procfs, queries, spawn
 from shellback.exec.supervisor.records.diary import Diary, plain
-from shellback.exec.supervisor.service import daemon
+from shellback.exec.supervisor.sandbox.launching import Orphans
+from shellback.exec.supervisor.service import recovery
+from shellback.exec.supervisor.service.requests import Requests
+from shellback.exec.supervisor.service.supervisor import Supervisor
 from shellback.exec.wire import crashpoints, layout, linux
 from shellback.exec.wire.protocol import Message
 
@@ -41,12 +45,25 @@ _BUSY: Final = (
     "shellback: a supervisor serves {home} already: stop it, or let it end by itself "
     "(if a worker started it, it ends after a while without commands), then start this again\n"
 )
+LOCKED: Final = 75
+"""Exit status when another supervisor holds the lock."""
+_WNOTHREAD: Final = 0x20000000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """With `idle_s` 0 it never ends by itself. `service`: a service manager runs the keeper and signals it."""
+
+    home: str
+    idle_s: float
+    keeper_lock: int
+    service: bool = False
 
 
 class Keeper:
     """Descriptors, wait statuses and one child."""
 
-    def __init__(self, config: daemon.Config) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
         self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY), "keeper")
         self._held: dict[str, link.Held] = {}
@@ -76,7 +93,7 @@ class Keeper:
             else:
                 status = _NO_ROOM
             failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
-            if status == daemon.LOCKED and not self._held and not self._dead:
+            if status == LOCKED and not self._held and not self._dead:
                 return status
             # The state directory was removed: no supervisor can serve it, and no client can ask for one.
             if status and not self._held and os.fstat(self._config.keeper_lock).st_nlink == 0:
@@ -127,7 +144,7 @@ class Keeper:
             linux.close_all((self._bell, self._bell_in, self._config.keeper_lock))
             ours.close()
             os._exit(
-                daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead), failures), ready)
+                supervise(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead), failures), ready)
             )
         theirs.close()
         if ready >= 0:
@@ -248,6 +265,94 @@ class Keeper:
             return  # no room now: again in a moment
 
 
+def _lock(folder_fd: int) -> int | None:
+    lock = os.open(layout.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    for _ in range(100):
+        try:
+            # Not flock: a forked child before its exec would keep that lock when we die.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            time.sleep(0.02)
+        else:
+            return lock
+    return None
+
+
+def supervise(config: Config, legacy: link.Legacy, ready: int) -> int:
+    """Run the supervisor in this process, which the keeper has just forked; ends the process itself.
+
+    A second thread does the work. The first thread reaps orphans, and only these, so that neither takes a wait status
+    of the other. It keeps our credentials while the second has those of a command at its start, so that the command's
+    user can send us no signal.
+    """
+    linux.become_subreaper()
+    linux.name_process("shellback-sup")
+    procfs.mark_for(config.home)
+    diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY), "supervisor")
+    folder = os.open(os.path.join(config.home, layout.SUPERVISOR), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if _lock(folder) is None:
+        diary.note("another supervisor holds the lock")
+        return LOCKED
+
+    orphans = Orphans()
+
+    def serve() -> None:
+        status = 70
+        try:
+            supervisor = Supervisor(config.home, legacy, diary, orphans)
+            recovery.recover(supervisor, legacy)
+            Requests(supervisor, folder, config.idle_s)
+            if ready >= 0:
+                os.write(ready, b"ready\n")
+                os.close(ready)
+            diary.note("ready")
+            supervisor.loop.run()
+            supervisor.sandboxes.close()
+            status = 0
+        except BaseException as error:  # noqa: BLE001 - the last line of this process
+            diary.note(f"fails: {_where(error)}")
+        finally:
+            os._exit(status)
+
+    bell = _bell()
+    threading.Thread(target=serve, name="serve").start()
+    while True:
+        _reap(orphans)
+        os.read(bell, 4096)
+
+
+def _bell() -> int:
+    """A pipe that becomes readable when a child has ended, whichever thread gets SIGCHLD.
+
+    If one thread blocked the signal, another would get it; if all did, commands would start with it blocked.
+    """
+    bell, bell_in = os.pipe()
+    os.set_blocking(bell_in, False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.siginterrupt(signal.SIGCHLD, False)
+    signal.set_wakeup_fd(bell_in, warn_on_full_buffer=False)
+    return bell
+
+
+def _reap(orphans: Orphans) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)) is not None:
+            orphans.leave(info.si_pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG | _WNOTHREAD)
+
+
+def _where(error: BaseException) -> str:
+    # Only type and place: a message could contain a command.
+    trace = error.__traceback__
+    lines: list[str] = []
+    while trace is not None:
+        lines.append(f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    number = f" errno {error.errno}" if isinstance(error, OSError) else ""
+    return f"{type(error).__name__}{number} at {' '.join(lines[-4:])}"
+
+
 def _taken(lock: int) -> bool:
     """Take the lock; False if another keeper holds it. Clients that test the lock hold it for a moment."""
     for _ in range(_LOOKS):
@@ -305,5 +410,5 @@ def main() -> None:
     spawn.raise_descriptor_limit()
     crashpoints.arm_from(given.crash_dir)
     linux.name_process("shellback-keep")
-    config = daemon.Config(home=given.home, idle_s=given.idle, keeper_lock=lock, service=given.service)
+    config = Config(home=given.home, idle_s=given.idle, keeper_lock=lock, service=given.service)
     sys.exit(Keeper(config).run(ready))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,6 +16,7 @@ from shellback.exec.supervisor.process.job import Job
 from shellback.exec.supervisor.sandbox import sandboxes
 from shellback.exec.supervisor.service.supervisor import Supervisor
 from shellback.exec.wire import crashpoints, layout, linux
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import Message, Refused, StartRequest
 
 _UNWATCHED_S: Final = 0.05
@@ -47,21 +49,16 @@ class Starts:
             raise Refused("uncovered", "a file that this container protects was replaced outside; try again")
         if self._sup.keeper.pid is None and request.background:
             raise Refused("keeper_dead", "the keeper is gone; nothing new can run in the background until both restart")
-        made = channels.make(request, self._sup.descriptors)
-        try:
+        with contextlib.closing(channels.make(request, self._sup.descriptors)) as made:
             claim = self._sup.records.claim(name, self._sup.claim)
             if claim is None:
                 return self._already(name)
-            try:
+            with closing(claim):
                 crashpoints.reach("supervisor.marked")
                 job = self._job(request)
                 if request.sandbox is None:
                     return self._run(job, request, made, claim)
                 return self._launch(job, request, made, claim, reply)
-            finally:
-                os.close(claim)
-        finally:
-            made.close()
 
     def _already(self, name: str) -> Message:
         return {"outcome": "already", "status": self._sup.status(name)}

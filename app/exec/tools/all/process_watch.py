@@ -12,6 +12,7 @@ from shellback.exec.core import limits
 from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound
 from shellback.exec.core.model import CallOrigin, Session, SessionId
+from shellback.exec.core.threads import cancelled
 from shellback.exec.core.watch import APART_S, LIFE, STRIKES, Watch
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
@@ -196,9 +197,7 @@ async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to
             if over and (until == "any" or any(session.end is None for session in over)):
                 break
     finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await cancelled(pending)
     return {}
 
 
