@@ -16,7 +16,24 @@ if __name__ != "shellback":
     )
 
 if TYPE_CHECKING:
-    from shellback.exec import *
+    from shellback.exec import (
+        AsyncShell,
+        BubblewrapShell,
+        Engine,
+        ExecCapability,
+        ExecError,
+        ExecTools,
+        ExecutionResult,
+        HostBackend,
+        HostShell,
+        MemorySessionStore,
+        MockShell,
+        PodmanShell,
+        Shell,
+        SupervisorClient,
+        exec_toolset,
+        make_workspace,
+    )
     from shellback.exec.shell.permit import ByOperator
     from shellback.storage.db import Database
     from shellback.storage.sessions import SqlSessionStore

@@ -21,9 +21,9 @@ from typing import Any, Final, Literal, TypeVar, cast
 from shellback.exec.core import limits
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.model import SessionEnd
-from shellback.exec.core.sight.place import closing
 from shellback.exec.log.plain_text import continuation_bytes, decoded, printed, whole_characters
 from shellback.exec.wire import gaps, layout
+from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.gaps import Hole
 
 T = TypeVar("T")
