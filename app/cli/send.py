@@ -47,14 +47,7 @@ NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shel
 @click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds for --wait.")
 @json_option
 @click.argument("text")
-def send(
-    conversation: str,
-    wait: bool,
-    priority: str,
-    interrupt: bool,
-    timeout: float,
-    text: str,
-) -> None:
+def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout: float, text: str) -> None:
     """Send TEXT to a conversation; "-" reads TEXT from standard input.
 
     The message is stored and its turn is enqueued before the command returns, whether or not a worker runs.

@@ -28,7 +28,22 @@ if TYPE_CHECKING:
         SandboxConfig,
     )
     from shellback.exec.section.sandbox import PodmanSandboxSection, SandboxSection
-    from shellback.exec.shell import *
+    from shellback.exec.shell import (
+        AsyncShell,
+        BubblewrapShell,
+        CommandValidator,
+        EnvironmentSnapshot,
+        ExecutionResult,
+        HostShell,
+        MockShell,
+        PodmanShell,
+        Shell,
+        ShellSection,
+        SyncShell,
+        WhichResult,
+        WorkspaceSection,
+        shell_of,
+    )
     from shellback.exec.tools.capability import ExecCapability
     from shellback.exec.tools.toolset import ExecTools, exec_toolset
     from shellback.exec.watching.memory import MemoryWatchStore

@@ -85,12 +85,7 @@ async def process_log(
 
 
 @ExecTool(category="process", approval="judge", types=True, input=True, terminal=False, typed=_data)
-async def process_write(
-    call: Invocation,
-    session_id: str,
-    data: str,
-    eof: bool = False,
-) -> Result[str]:
+async def process_write(call: Invocation, session_id: str, data: str, eof: bool = False) -> Result[str]:
     """Write text to a process that has a terminal or an open standard input. A line needs its line end.
 
     Args:
