@@ -42,7 +42,7 @@ test-lowest: $(LOWEST)/.stamp ## unit and conformance tests with the oldest vers
 check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@NODE_OPTIONS=--max-semi-space-size=64 $(BIN)/pyright # a larger young generation takes a quarter less time
 	@$(BIN)/lint-imports
 
 docs: $(STAMP) ## build the documentation site into build/site; a broken link or anchor fails it
