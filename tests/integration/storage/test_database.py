@@ -175,7 +175,7 @@ def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqli
     def loop_of(own: str) -> None:
         threads.update(asyncio.run(run(own)))
 
-    at_once(lambda: loop_of("a"), lambda: loop_of("b"))
+    assert at_once(lambda: loop_of("a"), lambda: loop_of("b")) == [None] * 2
     assert threads == {"db-write"}
     assert sqlite.read_now(call_keys) == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
@@ -196,7 +196,7 @@ def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database
         await asyncio.gather(*(database.write(count_up) for _ in range(40)))
 
     database.write_now(add_conversation)
-    at_once(count_up_often, count_up_often, lambda: asyncio.run(run()))
+    assert at_once(count_up_often, count_up_often, lambda: asyncio.run(run())) == [None] * 3
     other.close()
     row = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalar_one())
     assert row == 80
