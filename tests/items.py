@@ -167,6 +167,10 @@ def turn_deps(*, gate: bool = True, seconds: float = 1e12) -> TurnDeps:
     return TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=gate, began_at=0.0, seconds=seconds)
 
 
+def unrung(_host_id: str, _queue: str) -> None:
+    """A doorbell that nobody hears."""
+
+
 def committed(conn: sa.Connection) -> list[str]:
     """Ids of the items whose transaction committed."""
     return list(conn.execute(sa.select(turns.c.id).order_by(turns.c.created_at)).scalars())

@@ -130,14 +130,18 @@ class Database:
         try:
             with source if isinstance(source, KeptConnection) else source.connect() as conn:
                 conn.begin()
+                conn.info.pop(_AFTER, None)
                 result = fn(conn)  # leaving the block without a commit rolls back
                 self._commit(conn)
-                return result
+                after: dict[tuple[object, ...], Callable[[], object]] = conn.info.pop(_AFTER, {})
         except exc.TimeoutError as error:
             raise DatabaseLocked(
                 f"all connections to {shown(self.url)} were busy for too long: a transaction hangs, "
                 "or one was opened inside another"
             ) from error
+        for act in after.values():
+            act()
+        return result
 
     def _commit(self, conn: sa.Connection) -> None:
         try:
@@ -149,6 +153,14 @@ class Database:
                     "it took place; check that the server runs, then repeat"
                 ) from error
             raise
+
+
+_AFTER: Final = "after commit"
+
+
+def after_commit(conn: sa.Connection, fn: Callable[..., object], *args: object) -> None:
+    """Call `fn(*args)`, which must not raise, after a `Database` has committed this transaction; equal calls once."""
+    conn.info.setdefault(_AFTER, {})[(fn, *args)] = partial(fn, *args)
 
 
 class KeptConnection:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
+    from shellback.work.queue.doorbell import Doorbell
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.worker.retention import Retention
@@ -88,7 +89,13 @@ def enqueuing(where: Place) -> Generator[Enqueuer]:
     with _dbos_client(where) as client:
         from shellback.work.queue.queues import DbosEnqueuer
 
-        yield DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
+        yield DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
+
+
+def _doorbell(where: Place) -> Doorbell:
+    from shellback.work.queue.doorbell import Doorbell
+
+    return Doorbell(where.home, where.host_id, where.database)
 
 
 @contextlib.contextmanager
@@ -180,7 +187,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
     from shellback.work.queue.queues import DbosEnqueuer
 
     with _dbos_client(where) as client:
-        enqueuer = DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
+        enqueuer = DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
         sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
@@ -260,7 +267,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
         client = stack.enter_context(_dbos_client(where))
         count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
-        enqueuer = DbosEnqueuer(client, traced=watches.traced)
+        doorbell = _doorbell(where)
+        enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
         def payload_of(session: Session) -> dict[str, object]:
             return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
@@ -373,10 +381,11 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                     *(() if containers is None else (partial(containers.sweep, port.starting),)),
                 ),
             ),
-            Takeover(database, client, where.host_id, (executor_id, version), runner.running),
+            Takeover(database, client, where.host_id, (executor_id, version), runner.running, doorbell.ring),
             engine,
             partial(supervision.cleanup, settings, database, engine),
             lock.still_held,
+            doorbell,
             _retention(where, client).once,
             beside=(
                 Alarm(port, database, where.host_id, count, where.home),

@@ -40,7 +40,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_what_is_allowed(place: 
     wrong = shellback(place, "ps", TURN_SLOTS="999", ENABLE_EXECUTE="perhaps", BACKEND="containers")
     assert_refused(
         wrong,
-        "TURN_SLOTS='999' is not allowed; allowed: a whole number from 1 to 64",
+        "TURN_SLOTS='999' is not allowed; allowed: a whole number from 1 to 256",
         "ENABLE_EXECUTE='perhaps' is not allowed; allowed: true or false",
         "BACKEND='containers' is not allowed; allowed: auto, host, bubblewrap, podman or docker",
     )

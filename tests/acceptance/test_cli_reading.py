@@ -220,7 +220,7 @@ def test_config_tells_values_and_where_they_come_from_and_hides_what_is_secret(e
     assert "hush" not in found.stdout + found.stderr
     rows = {row["setting"]: row for row in facts(found)["settings"]}
     assert (rows["LOG_FORMAT"]["value"], rows["LOG_FORMAT"]["from"]) == ("json", ".env")
-    assert (rows["TURN_SLOTS"]["value"], rows["TURN_SLOTS"]["from"]) == (4, "default")
+    assert (rows["TURN_SLOTS"]["value"], rows["TURN_SLOTS"]["from"]) == (32, "default")
     assert rows["SHELLBACK_HOME"] | {"allowed": ""} == {
         "setting": "SHELLBACK_HOME", "value": str(empty.home), "from": "environment", "allowed": "",
     }  # fmt: skip

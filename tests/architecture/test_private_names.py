@@ -20,7 +20,7 @@ from shellback.work.queue import dead_letters
 
 APP: Final = Path(__file__).resolve().parents[2] / "app"
 PYDANTIC_AI: Final = "exec/core/pydantic_private.py"
-DBOS: Final = "work/queue/dead_letters.py"
+DBOS: Final = "work/queue/dbos_private.py"
 PACKAGES: Final = ("dbos", "pydantic_ai")
 
 OUTPUTS: Final = (
@@ -34,6 +34,14 @@ CAPABILITIES: Final = (
 RUNNING: Final = (
     "authority.py: a tool of another agent that an approved call runs has no part in the approval. Find what the"
     " running code can ask for its run; without it `approved` has to answer False"
+)
+SLOTS: Final = (
+    "count_turns, which rings the bell of a queue when a slot becomes free. Find where DBOS counts the running"
+    " workflows of a queue; without it a free slot waits for the poll, POLL_S"
+)
+TAKEN: Final = (
+    "take_items, which ends the wait of a queue's thread at a ring. Find the thread that polls a queue and what it"
+    " waits for; without it every item waits for the poll, so shorten POLL_S"
 )
 THREADS: Final = (
     "hearing.py: a call past its time ends although its thread runs on. Look what FunctionToolset does around a call"
@@ -49,11 +57,19 @@ class Private:
     name: str
     used_for: str
 
+    @property
+    def by(self) -> str:
+        """Our module that uses it."""
+        return DBOS if self.module.startswith("dbos.") else PYDANTIC_AI
+
 
 NAMES: Final = (
     Private("pydantic_ai._run_context", "get_current_run_context", RUNNING),
     Private("pydantic_ai._utils", "abandon_threads_on_cancel", THREADS),
     Private("pydantic_ai.capabilities.combined", "bind_capabilities_tier", CAPABILITIES),
+    Private("dbos._core", "ActiveWorkflowById", SLOTS),
+    Private("dbos._core", "ActiveWorkflowEntry", SLOTS),
+    Private("dbos._queue", "queue_worker_thread", TAKEN),
 )
 STATE: Final = {
     **dict.fromkeys(("_output_type", "_output_schema", "_output_toolset"), OUTPUTS),
@@ -72,8 +88,9 @@ def gone(what: str, package: str, module: str, used_for: str) -> str:
 
 
 @pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
-def test_a_function_of_pydantic_ai_that_is_used_is_where_it_was(private: Private) -> None:
-    said = gone(f"{private.module}.{private.name}", "pydantic-ai-slim", PYDANTIC_AI, private.used_for)
+def test_a_private_function_that_is_used_is_where_it_was(private: Private) -> None:
+    package = "dbos" if private.by == DBOS else "pydantic-ai-slim"
+    said = gone(f"{private.module}.{private.name}", package, private.by, private.used_for)
     try:
         module = importlib.import_module(private.module)
     except ImportError:
@@ -134,8 +151,10 @@ def test_private_names_are_used_in_one_module_for_each_package() -> None:
         for path in sorted(APP.rglob("*.py"))
         if (uses := private_uses(ast.parse(path.read_text(encoding="utf-8"))))
     }
-    named = {f"{private.module}.{private.name}" for private in NAMES} | {*STATE, INSTRUCTIONS}
-    assert found == {PYDANTIC_AI: named}
+    named = {
+        module: {f"{one.module}.{one.name}" for one in NAMES if one.by == module} for module in (PYDANTIC_AI, DBOS)
+    }
+    assert found == named | {PYDANTIC_AI: named[PYDANTIC_AI] | {*STATE, INSTRUCTIONS}}
     assert [str(p.relative_to(APP)) for p in APP.rglob("*.py") if "workflow_status" in p.read_text()] == [DBOS]
 
 

@@ -112,7 +112,7 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
         ("FOREGROUND_TIMEOUT", "nan", "seconds from 0.1 to 600"),
         ("COMMAND_CHARS", "4097", "from 1 to 4096"),
         ("SESSIONS_PER_CONVERSATION", "65", "from 1 to 64"),
-        ("TURN_SLOTS", "0", "from 1 to 64"),
+        ("TURN_SLOTS", "0", "from 1 to 256"),
         ("LOG_AGE_HOURS", "inf", "hours from"),
         ("LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("LOG_FORMAT", "xml", "text or json"),
@@ -147,7 +147,7 @@ def test_all_wrong_values_are_told_at_once() -> None:
 
 
 def test_an_empty_value_counts_as_not_set() -> None:
-    assert load(TURN_SLOTS="", MODEL="  ").turn_slots == 4
+    assert load(TURN_SLOTS="", MODEL="  ").turn_slots == 32
     assert load(MODEL="  ").model == "offline"
 
 

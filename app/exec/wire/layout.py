@@ -3,6 +3,7 @@
 SHELLBACK_HOME/                0700
 version.N                    empty; N is the version of what is in here
 host_id                      random, made once
+bells/                       a socket per queue and worker: a datagram says that an item was enqueued
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
@@ -26,6 +27,7 @@ from shellback.exec.wire.protocol import VERSION
 
 SESSIONS: Final = "sessions"
 SUPERVISOR: Final = "supervisor"
+BELLS: Final = "bells"
 SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
 from shellback.storage import rows
-from shellback.storage.db import Database
+from shellback.storage.db import Database, after_commit
 from shellback.storage.tables import turns, workers
 from shellback.work.hosts import roster
 from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed
@@ -41,6 +41,8 @@ class Takeover:
     host_id: str
     me: tuple[str, str]
     running: Collection[str]
+    ring: Callable[[str, str], None]
+    """Tells workers of a host that an item is on a queue."""
     _idle_before: set[str] = field(init=False, default_factory=set[str])
     _waits_for: str = field(init=False, default="")
 
@@ -73,6 +75,7 @@ class Takeover:
         for item in dropped:
             log.warning("turn %s was no longer executed and is resumed", item.workflow_id)
             await asyncio.to_thread(self.client.resume_workflows, [item.workflow_id], queue_name=item.queue_name)
+            await asyncio.to_thread(self.ring, self.host_id, str(item.queue_name))
 
     def _pending(self, executor_id: str | None = None) -> list[WorkflowStatus]:
         return self.client.list_workflows(
@@ -111,6 +114,7 @@ class Takeover:
                 by_queue.setdefault(str(item.queue_name), []).append(item.workflow_id)
         for queue, items in by_queue.items():
             self.client.resume_workflows(items, queue_name=queue)
+            after_commit(conn, self.ring, self.host_id, queue)
         taken = [item for items in by_queue.values() for item in items]
         _note(conn, taken, executor_id, f"{why}: another worker continues this turn.")
         return why, taken

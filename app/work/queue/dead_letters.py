@@ -8,6 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from shellback.storage.tables import conversations, hosts, mailbox
+from shellback.work.queue import dbos_private
 
 GIVEN_UP: Final = ("MAX_RECOVERY_ATTEMPTS_EXCEEDED", "ERROR", "CANCELLED")
 LISTED: Final = 20
@@ -28,16 +29,9 @@ def is_one(item: str, status: str) -> bool:
     return item.startswith(_CALLBACK) and status in GIVEN_UP
 
 
-def _items(conn: sa.Connection) -> sa.TableClause:
-    # DBOS's own table: its client would import all of DBOS, which is slow.
-    schema = None if conn.dialect.name == "sqlite" else "dbos"
-    names = ("workflow_uuid", "status", "queue_name")
-    return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
-
-
 def callbacks(conn: sa.Connection) -> list[DeadLetter]:
     """Given-up callbacks with unread news and a free conversation; only the sweep enqueues another item."""
-    items = _items(conn)
+    items = dbos_private.items(conn)
     query = (
         sa.select(mailbox.c.dedupe_key, mailbox.c.conversation_id, items.c.status)
         .join(items, items.c.workflow_uuid == sa.func.replace(mailbox.c.dedupe_key, "exit:", _CALLBACK))
@@ -59,7 +53,7 @@ def callbacks(conn: sa.Connection) -> list[DeadLetter]:
 
 def for_nobody(conn: sa.Connection, host_id: str) -> dict[str, int]:
     """The number of items that wait on queues of unknown hosts, by host; `host_id` counts as known."""
-    items = _items(conn)
+    items = dbos_private.items(conn)
     query = (
         sa.select(items.c.queue_name, sa.func.count())
         .where(items.c.status.in_(("ENQUEUED", "DELAYED")), items.c.queue_name.is_not(None))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
 import sqlalchemy as sa
 
+from shellback.storage.db import after_commit
 from shellback.storage.rows import insert_new
 from shellback.storage.tables import turns
 from shellback.work.queue.items import Priority, WorkItem
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "shellback"
 WORKFLOW: Final = "shellback.turn"
-TURNS_POLL_S: Final = 1.0
-WAKES_POLL_S: Final = 0.12
-"""At most 0.15 by design; DBOS waits up to 1.05 times this."""
+CHANNEL: Final = "shellback_items"
+"""The channel of Postgres on which a notification names the queue of a new item."""
+POLL_S: Final = 5.0
+"""Finds items whose ring was lost; DBOS waits up to 1.05 times this."""
 
 
 def turns_queue(host_id: str) -> str:
@@ -57,10 +60,14 @@ class _Carried(TypedDict, total=False):
 
 
 class DbosEnqueuer:
-    """Enqueues without a version: an item with one would never run after an upgrade."""
+    """Enqueues without a version: an item with one would never run after an upgrade.
 
-    def __init__(self, client: DBOSClient, *, traced: bool = False) -> None:
+    It calls `ring(host id, queue)` after the commit.
+    """
+
+    def __init__(self, client: DBOSClient, ring: Callable[[str, str], None], *, traced: bool = False) -> None:
         self._client = client
+        self._ring = ring
         self._traced = traced
 
     def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
@@ -69,11 +76,13 @@ class DbosEnqueuer:
 
         context = context_of(conn, item) if self._traced else None
         note_turn(conn, item, context)
+        queue = queue_for(item, host_id)
+        after_commit(conn, self._ring, host_id, queue)
         self._client.enqueue_in_transaction(
             conn,
             {
                 "workflow_name": WORKFLOW,
-                "queue_name": queue_for(item, host_id),
+                "queue_name": queue,
                 "workflow_id": item.id,
                 "priority": int(item.priority),
                 "application_name": APPLICATION,

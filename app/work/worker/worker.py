@@ -25,9 +25,11 @@ from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.roster import LEASE_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
-from shellback.work.queue.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, queues_of
+from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.queues import APPLICATION, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
 from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
+from shellback.work.worker.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class WorkerConfig:
     host_id: str
     boot_id: str
     system_database_url: str = field(repr=False)
-    turn_slots: int = 4
+    turn_slots: int = 32
     wake_slots: int = 16
     sweep_s: float = 10.0
     drain_s: float = 30.0
@@ -86,6 +88,7 @@ class Worker:
     engine: Service
     cleanup: Callable[[], Awaitable[object]]
     still_held: Callable[[], bool]
+    doorbell: Doorbell
     retain: Callable[[], Awaitable[object]]
     beside: Sequence[Service] = ()
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
@@ -97,6 +100,7 @@ class Worker:
     _loops: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _launched: bool = field(init=False, default=False)
+    _dispatch: Dispatch | None = field(init=False, default=None)
 
     async def start(self) -> None:
         """Connect to the supervisor, recover this executor's turns, and listen to the queues.
@@ -106,7 +110,7 @@ class Worker:
         config = self.config
         await self._count(partial(_register, config=config))
         await self.engine.start()
-        DBOS(config=self._dbos_config())
+        dbos = DBOS(config=self._dbos_config())
 
         @DBOS.workflow(
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
@@ -114,16 +118,15 @@ class Worker:
         async def turn(item: dict[str, Any]) -> dict[str, Any]:
             return await self.runner.run(item)
 
-        DBOS.listen_queues(queues_of(config.host_id))
+        DBOS.listen_queues(())  # the dispatch listens to ours
+        slots = zip(queues_of(config.host_id), (config.turn_slots, config.wake_slots), strict=True)
+        self._dispatch = Dispatch(config.executor_id, self.doorbell, dict(slots))
+        self._dispatch.prepare(dbos)
         # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
         DBOS.launch()
         self._launched = True
         await DBOS.set_latest_application_version_async(self.config.version)
-        bounds = ((config.turn_slots, TURNS_POLL_S), (config.wake_slots, WAKES_POLL_S))
-        for name, (slots, poll) in zip(queues_of(config.host_id), bounds, strict=True):
-            await DBOS.register_queue_async(
-                name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
-            )
+        await self._dispatch.start(dbos)
         await self.cleanup()
         for service in self.beside:
             await service.start()
@@ -145,6 +148,8 @@ class Worker:
         """
         beat = self._loops[-1:]
         await cancelled(self._loops[:-1])
+        if self._dispatch is not None:
+            await self._dispatch.stop()
         if self._launched:
             self._launched = False
             # The heartbeat continues until our turns have ended.

@@ -28,7 +28,7 @@ from shellback.work.queue import dead_letters
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.queues import DbosEnqueuer
 from tests.commands import assert_refused, facts, shellback, told
-from tests.items import NotedEnqueuer
+from tests.items import NotedEnqueuer, unrung
 from tests.stage import Stage, stage
 from tests.supervisors import kill, raising
 
@@ -256,7 +256,7 @@ def test_a_callback_that_was_given_up_unread_and_items_for_nobody_are_found(
 
     client = DBOSClient(system_database_url=database_url)
     try:
-        sink = CallbackSink(DbosEnqueuer(client), HOST, lambda _: {})
+        sink = CallbackSink(DbosEnqueuer(client, unrung), HOST, lambda _: {})
         end = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=60.0)
         database.write_now(unknown.adopt, a_stranger("x1", end), "c1", home_of(tmp_path), sink, by="ann")
         assert database.read_now(dead_letters.callbacks) == []

@@ -40,7 +40,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from shellback.work.worker.retention import DAY_S, Ages, Retention
 from shellback.work.worker.worker import Worker, WorkerConfig
-from tests.items import PROPOSED
+from tests.items import PROPOSED, unrung
 from tests.sessions import EXITED, a_session
 from tests.stage import stage
 from tests.supervisors import crash_points
@@ -58,7 +58,7 @@ class World:
     def __init__(self, db: Database, url: str, root: Path) -> None:
         self.db = db
         self.client = DBOSClient(system_database_url=url, application_name="shellback")
-        self.queue = DbosEnqueuer(self.client)
+        self.queue = DbosEnqueuer(self.client, unrung)
         self.directories = root / "sessions"
         self.links = LogLinks(root, self.directories)
         self.schema = "" if db.dialect == "sqlite" else "dbos."

@@ -28,7 +28,7 @@ from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
 from shellback.work.turn.turn import TurnRunner
 from shellback.work.worker import worker as working
 from tests.databases import wait_until_locked_out
-from tests.items import HOST, Talk, a_worker
+from tests.items import HOST, Talk, a_worker, unrung
 
 VERSION = "v1"
 pytestmark = pytest.mark.anyio
@@ -82,7 +82,7 @@ class Bench:
 
     def of(self, name: str, version: str = VERSION) -> Takeover:
         client: Any = self.client
-        return Takeover(self.db, client, HOST, (name, version), self.running)
+        return Takeover(self.db, client, HOST, (name, version), self.running, unrung)
 
     def worker(
         self, name: str, *, quiet_s: float = 0.0, held: bool = True, version: str = VERSION, stopped: bool = False
@@ -287,7 +287,7 @@ async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_
 async def test_a_turn_of_our_own_that_nothing_executes_any_more_goes_on_at_the_second_look(database: Database) -> None:
     client: Any = FakeClient([Item("dropped", "b"), Item("executed", "b"), Item("beginning", "b")])
     running = {"executed"}
-    takeover = Takeover(database, client, HOST, ("b", VERSION), running)
+    takeover = Takeover(database, client, HOST, ("b", VERSION), running, unrung)
     await takeover.once()
     assert client.resumed == []
     running.add("beginning")

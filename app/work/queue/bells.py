@@ -1,0 +1,76 @@
+"""The bell of a queue: it has the queue polled when an item was enqueued or a slot became free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Final
+
+_SETTLE_S: Final = 1.0
+
+
+class Bell:
+    """The stop event of one queue's thread, whose wait a ring ends; counts the queue's turns, at most `slots`.
+
+    Turns begin and end on one event loop, `loop`; `ring` may come from any thread.
+    """
+
+    def __init__(self, slots: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._slots = slots
+        self._loop = loop
+        self._rung = threading.Event()
+        self._stopped = False
+        self._running = 0
+        self._before = 0
+        """Turns that ran when the last poll began."""
+        self._begun = 0
+        """Turns that began since."""
+        self._items_wait = False
+        """Whether the last poll had too few slots for all items, as far as is known."""
+
+    def ring(self) -> None:
+        """Have the queue polled now, or once more if it is being polled."""
+        self._rung.set()
+
+    def stop(self) -> None:
+        """End the thread after its current poll."""
+        self._stopped = True
+        self._rung.set()
+
+    def is_set(self) -> bool:
+        """Whether the thread is to end; as of a `threading.Event`."""
+        return self._stopped
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a ring, a stop, or the end of `timeout`; True means stop. As of a `threading.Event`."""
+        if not self._stopped:
+            self._settle()
+        # In this order: a turn that ends meanwhile either rings or is seen here.
+        self._items_wait = self._begun >= self._slots - self._before
+        if not self._items_wait or self._running >= self._slots:
+            self._rung.wait(timeout)
+        self._rung.clear()
+        self._before, self._begun = self._running, 0
+        return self._stopped
+
+    def began(self) -> None:
+        """A turn has taken a slot."""
+        self._running += 1
+        self._begun += 1
+
+    def ended(self) -> None:
+        """A slot is free, for an item that may wait."""
+        self._running -= 1
+        if self._items_wait:
+            self.ring()
+
+    def _settle(self) -> None:
+        # DBOS counts a turn when its task begins. A poll before that would take too many items.
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            asyncio.run_coroutine_threadsafe(_three_rounds(), self._loop).result(_SETTLE_S)
+
+
+async def _three_rounds() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)

@@ -1,0 +1,53 @@
+"""All uses of private names of DBOS; any release may change them.
+
+tests/architecture/test_private_names.py says what each is used for, and what to do when it is gone. DBOS is imported
+late, because commands that only read the table would wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from threading import Event
+
+    from dbos import DBOS, Queue
+
+    from shellback.work.queue.bells import Bell
+
+
+def items(conn: sa.Connection) -> sa.TableClause:
+    """DBOS's table of items, with the columns that are read; its client would import all of DBOS, which is slow."""
+    schema = None if conn.dialect.name == "sqlite" else "dbos"
+    names = ("workflow_uuid", "status", "queue_name")
+    return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
+
+
+def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
+    """Have `bells[queue]` count the turns of its queue; before the launch of `dbos`."""
+    from dbos._core import ActiveWorkflowById, ActiveWorkflowEntry
+
+    class Counted(ActiveWorkflowById):
+        def add(
+            self, key: str, queue_name: str | None = None, queue_partition_key: str | None = None
+        ) -> ActiveWorkflowEntry:
+            if queue_name is not None and queue_name in bells:
+                bells[queue_name].began()
+            return super().add(key, queue_name, queue_partition_key)
+
+        def _remove(self, key: str, bucket: tuple[str, str | None] | None) -> None:
+            super()._remove(key, bucket)
+            if bucket is not None and bucket[0] in bells:
+                bells[bucket[0]].ended()
+
+    vars(dbos)["_active_workflows_set"] = Counted()
+
+
+def take_items(bell: Bell, dbos: DBOS, queue: Queue) -> None:
+    """Start the items of `queue`: at each ring of `bell`, and at each poll; blocks until the bell is stopped."""
+    from dbos._queue import queue_worker_thread
+
+    queue_worker_thread(cast("Event", bell), dbos, queue)

@@ -1,0 +1,173 @@
+"""The doorbell: it tells workers in other processes that an item was enqueued.
+
+On one host it is a datagram to a socket in the state directory, from another host a NOTIFY of Postgres. It rings after
+the commit; a ring that a crash prevents costs at most one poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import sqlalchemy as sa
+
+from shellback.exec.wire import layout
+from shellback.storage.db import Database
+from shellback.work.queue.queues import CHANNEL
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
+HEARD_S: Final = 5.0
+"""Within this time a notification to ourselves arrives, unless a pooler gives our connection to other clients."""
+
+# Keepalives: without them a connection whose server lost power would look alive for hours.
+_CONNECTION: Final = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+
+
+class Doorbell:
+    """Rings the workers of a host; in a worker it also answers, by ringing the bells of its queues."""
+
+    def __init__(self, home: Path, host_id: str, database: Database) -> None:
+        self._directory = home / layout.BELLS
+        self._host_id = host_id
+        self._database = database
+        self._sockets: list[socket.socket] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def ring(self, host_id: str, queue: str) -> None:
+        """Tell the workers of `host_id` that an item is on `queue`; called after the commit.
+
+        It never raises, and blocks for at most one statement on Postgres.
+        """
+        if host_id == self._host_id and self._rung_here(queue):
+            return
+        if self._database.dialect != "sqlite":
+            try:
+                self._database.write_now(_notify, queue)
+            except Exception as error:  # noqa: BLE001 - the next poll finds the item
+                log.warning("no worker could be told of a new item, and its next poll finds it: %s", error)
+
+    def _rung_here(self, queue: str) -> bool:
+        """Whether a worker of this host heard it."""
+        heard = False
+        with contextlib.suppress(FileNotFoundError), _opened(self._directory) as folder:
+            for name in os.listdir(self._directory):
+                if name.startswith(_prefix(queue)):
+                    heard |= _knocked(f"/proc/self/fd/{folder}/{name}")
+        return heard
+
+    async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
+        """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker."""
+        loop = asyncio.get_running_loop()
+        for queue, ring in bells.items():
+            listener = _listener(self._directory, queue, executor_id)
+            self._sockets.append(listener)
+            loop.add_reader(listener, _answer, listener, ring)
+        if self._database.dialect != "sqlite":
+            self._task = asyncio.create_task(self._notified(executor_id, bells))
+
+    async def close(self) -> None:
+        """Answer no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        while self._sockets:
+            listener = self._sockets.pop()
+            asyncio.get_running_loop().remove_reader(listener)
+            (self._directory / Path(listener.getsockname()).name).unlink(missing_ok=True)
+            listener.close()
+
+    async def _notified(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
+        url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        while True:
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    url,
+                    autocommit=True,
+                    connect_timeout=5,
+                    keepalives_idle=10,
+                    keepalives_interval=5,
+                    keepalives_count=3,
+                )
+                async with connection:
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                    await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, executor_id))
+                    if not await _heard(connection, executor_id):
+                        log.warning(
+                            "Postgres notifies this worker of nothing, as behind a pooler of transactions: items that "
+                            "other hosts enqueue wait for the next poll"
+                        )
+                    for ring in bells.values():
+                        ring()  # items may have come before we listened
+                    async for note in connection.notifies():
+                        if note.payload in bells:
+                            bells[note.payload]()
+            except psycopg.Error as error:
+                log.warning("items of other hosts wait for the next poll, as the database does not notify: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+
+async def _heard(connection: psycopg.AsyncConnection, name: str) -> bool:
+    """Whether the notification `name` arrives in time."""
+    async for note in connection.notifies(timeout=HEARD_S):
+        if note.payload == name:
+            return True
+    return False
+
+
+def _notify(conn: sa.Connection, queue: str) -> None:
+    # No item depends on it, so nothing waits for its record to be durable.
+    conn.exec_driver_sql("SET LOCAL synchronous_commit = off")
+    conn.execute(sa.select(sa.func.pg_notify(CHANNEL, queue)))
+
+
+def _prefix(queue: str) -> str:
+    return f"{queue.partition('.')[0]}."
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Generator[int]:
+    # A socket's path has at most 108 bytes (unix(7)), so it is named below a descriptor.
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _listener(directory: Path, queue: str, executor_id: str) -> socket.socket:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32]
+    (directory / name).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    with _opened(directory) as folder:
+        listener.bind(f"/proc/self/fd/{folder}/{name}")
+    return listener
+
+
+def _knocked(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as ours:
+        try:
+            ours.sendto(b"1", path)
+        except BlockingIOError:
+            return True  # earlier rings are unread, and are for this item too
+        except OSError:
+            return False  # of a worker that has ended
+    return True
+
+
+def _answer(listener: socket.socket, ring: Callable[[], None]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.recv(1)
+            ring()

@@ -1,0 +1,57 @@
+"""The dispatch: takes items off the queues of a host as soon as there is an item and a free slot."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shellback.work.queue.bells import Bell
+from shellback.work.queue.dbos_private import count_turns, take_items
+from shellback.work.queue.queues import POLL_S
+
+if TYPE_CHECKING:
+    from dbos import DBOS
+
+    from shellback.work.queue.doorbell import Doorbell
+
+
+class Dispatch:
+    """One thread of DBOS per queue, each with a bell; `slots` has the largest number of turns at once by queue.
+
+    A thread of DBOS by itself takes items only at its poll, so four slots and a poll of 1 s are four turns a second.
+    """
+
+    def __init__(self, executor_id: str, doorbell: Doorbell, slots: Mapping[str, int]) -> None:
+        self._executor_id = executor_id
+        self._doorbell = doorbell
+        self._slots = slots
+        self._bells: dict[str, Bell] = {}
+        self._threads: list[threading.Thread] = []
+
+    def prepare(self, dbos: DBOS) -> None:
+        """Count turns from now on; before the launch of `dbos`, which resumes turns."""
+        loop = asyncio.get_running_loop()
+        self._bells |= {name: Bell(slots, loop) for name, slots in self._slots.items()}
+        count_turns(dbos, self._bells)
+
+    async def start(self, dbos: DBOS) -> None:
+        """Register the queues and take their items from now on."""
+        for name, bell in self._bells.items():
+            queue = await dbos.register_queue_async(
+                name, worker_concurrency=self._slots[name], polling_interval_sec=POLL_S, on_conflict="always_update"
+            )
+            bell.ring()  # for items that wait already
+            thread = threading.Thread(target=take_items, args=(bell, dbos, queue), name=f"take {name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
+
+    async def stop(self) -> None:
+        """Take no more items; turns that run go on."""
+        await self._doorbell.close()
+        for bell in self._bells.values():
+            bell.stop()
+        while self._threads:
+            await asyncio.to_thread(self._threads.pop().join)
