@@ -319,6 +319,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             touched=None if containers is None else containers.touch,
         )
         outbox, notifiers = _notifying(where)
+        live = LiveBlocks(database, engine, settings.unpin_after)
         agent, version = _agent(
             where,
             [
@@ -326,7 +327,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                 ExecCapability(tools),
                 WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
             ],
-            LiveBlocks(database, engine, settings.unpin_after),
+            live,
         )
         turn_ends = TurnEnds(database, engine.supervised.port.expire, where.host_id)
         runner = TurnRunner(
@@ -346,6 +347,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             pending_limit=settings.pending_approvals,
             outbox=outbox,
             equip=lambda deps: equip(deps, engine, policy, files),
+            shows=live.any,
             watch=watches.turns,
             closed=turn_ends.closed,
             host_id=where.host_id,

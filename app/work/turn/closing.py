@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,19 +27,31 @@ from shellback.work.turn import claims, stopping
 
 BEGIN_STEP: Final = 0
 
+Shows = Callable[[sa.Connection, str], bool]
+"""Whether a conversation has sessions whose output a turn may be shown."""
+
+
+def shows_nothing(_conn: sa.Connection, _conversation_id: str) -> bool:
+    """No conversation has such sessions."""
+    return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What the first step read. `decided` is empty unless the conversation waits for approvals."""
+    """What the first step read. `decided` is empty unless the conversation waits for approvals.
+
+    With `look` the mailbox is also read before the first model request: there may be more to tell by then.
+    """
 
     gate: bool
+    look: bool
     record: ConversationRecord | None
     at: float = 0.0
     letters: list[Letter] = field(default_factory=list[Letter])
     decided: list[Request] = field(default_factory=list[Request])
 
 
-def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
+def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Shows = shows_nothing) -> Begun:
     """Read the head of the history and take unread rows; a turn that a person stopped takes the rows set apart.
 
     Raises:
@@ -51,11 +63,14 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
     apart = wish is not None
+    letters = mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else []
+    more = apart or paused or len(letters) == mailbox.ROWS_PER_TURN
     return Begun(
         gate=gate,
+        look=more or (gate and shows(conn, item.conversation_id)),
         at=time.time(),
         record=record,
-        letters=mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else [],
+        letters=letters,
         decided=decided(conn, item.conversation_id, wish) if paused else [],
     )
 
@@ -162,6 +177,8 @@ class TurnStore(SqlConversationStore):
         self._enqueuer = enqueuer
         self._begun_with = begun_with
         self.closing: Closing | None = None
+        self.outcome = "open"
+        """The outcome that stands, after a save."""
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:  # noqa: ARG002
         """The record the turn began with."""
@@ -176,5 +193,6 @@ class TurnStore(SqlConversationStore):
     ) -> None:
         """Close the turn together with the record; a closed turn stays unchanged."""
         assert self.closing is not None
-        await self._database.write(close, self._enqueuer, self.closing, record, list(new_entries), expected_revision)
+        closing = (self._enqueuer, self.closing, record, list(new_entries), expected_revision)
+        self.outcome = await self._database.write(close, *closing)
         reach("turn.closed")

@@ -21,8 +21,9 @@ class TurnDeps(ToolContext):
     The first step recorded `gate` and `began_at`; `seconds` is the time limit of the turn. `approvals` are the
     decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
     agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the first step is 0), `letters`
-    are the rows they returned. `shown_chars` is how much was shown of processes. Shell and files work in the workspace,
-    under the policy of the agent's commands; they are None while the gate is off, and in an unpickled copy.
+    are the rows they returned; without `look` there is no read before the first model request. `shown_chars` is how
+    much was shown of processes. Shell and files work in the workspace, under the policy of the agent's commands; they
+    are None while the gate is off, and in an unpickled copy.
     """
 
     conversation_id: str
@@ -35,6 +36,7 @@ class TurnDeps(ToolContext):
     told: set[SessionId] = field(default_factory=set[SessionId])
     asked: set[SessionId] = field(default_factory=set[SessionId])
     read: list[tuple[SessionId, int, int]] = field(default_factory=list[tuple[SessionId, int, int]])
+    look: bool = True
     looks: int = 0
     shown_chars: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])

@@ -126,6 +126,8 @@ class Hearing(AbstractCapability[TurnDeps]):
         # Not the run's step number: a retried request has the same one, and would take the same rows again.
         ctx.deps.looks += 1
         number = ctx.deps.looks
+        if number == 1 and not ctx.deps.look:
+            return request_context
 
         async def take() -> tuple[list[Letter], Wish | None, float, Told | None]:
             # Before the letters: a session that has ended by now has its letter among them, and is told once.

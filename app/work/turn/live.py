@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
+import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessage, TextContent, ToolReturnPart, UserPromptPart
 
 from shellback.exec.core.model import Session
@@ -38,6 +39,10 @@ class LiveBlocks:
         now, here = time.time(), self._engine.host_id
         found = await self._db.read(rows.shown, deps.conversation_id, here, now - self._unpin_after_s)
         return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
+
+    def any(self, conn: sa.Connection, conversation_id: str) -> bool:
+        """Whether the conversation has sessions that may have a block."""
+        return bool(rows.shown(conn, conversation_id, self._engine.host_id, time.time() - self._unpin_after_s))
 
     async def news(
         self,

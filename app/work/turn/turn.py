@@ -42,13 +42,13 @@ from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims
 from shellback.work.turn.claims import Entry, Wakes
-from shellback.work.turn.closing import Begun, Closing, TurnStore, begin, close, outcome_of
+from shellback.work.turn.closing import Begun, Closing, Shows, TurnStore, begin, close, shows_nothing
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, notice, recorded
 from shellback.work.turn.watching import TurnWatch
 
-STEP_SHAPE: Final = 7
+STEP_SHAPE: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class TurnRunner:
     outbox: Outbox = SILENT
     equip: Callable[[TurnDeps], None] = lambda _: None
     """Gives a turn with an open gate its shell and files."""
+    shows: Shows = shows_nothing
     watch: TurnWatch = field(default_factory=TurnWatch)
     closed: Callable[[str], Awaitable[None]] = nothing_left
     """Called with the conversation id after a turn closes; it never raises."""
@@ -141,7 +142,7 @@ class TurnRunner:
 
     async def _handle(self, item: WorkItem, epoch: int) -> str:
         async def read() -> Begun:
-            return await self.database.write(begin, item, epoch, self.gate())
+            return await self.database.write(begin, item, epoch, self.gate(), self.shows)
 
         begun = await recorded("begin", read)
         reach("turn.begun")
@@ -150,6 +151,7 @@ class TurnRunner:
             turn_id=item.id,
             epoch=epoch,
             gate=begun.gate,
+            look=begun.look,
             began_at=begun.at,
             seconds=self.budget.seconds,
             letters=list(begun.letters),
@@ -227,13 +229,13 @@ class TurnRunner:
                 pending_limit=self.pending_limit,
                 outbox=self.outbox,
             )
-            return await self._saved(store, result, deps)
+            return await self._saved(store, result)
 
         return await recorded("close", act)
 
-    async def _saved(self, store: TurnStore, what: AgentRunResult[Any] | Conversation, deps: TurnDeps) -> str:
+    async def _saved(self, store: TurnStore, what: AgentRunResult[Any] | Conversation) -> str:
         await store.save(what)
-        return await self.database.read(outcome_of, deps.turn_id) or "open"
+        return store.outcome
 
     async def _close_with_error(
         self,
@@ -252,7 +254,7 @@ class TurnRunner:
         new = messages[before:] if len(messages) > before else []
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
-        return await recorded("close", lambda: self._saved(store, conversation, deps))
+        return await recorded("close", lambda: self._saved(store, conversation))
 
     async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]

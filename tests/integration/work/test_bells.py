@@ -1,0 +1,78 @@
+"""Items whose bell rings are taken without a poll; the poll finds items whose ring was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from dbos import DBOSClient
+
+from shellback.storage.db import Database
+from shellback.work.approvals import sending
+from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.queues import DbosEnqueuer, queues_of
+from tests.items import unrung
+from tests.stage import Stage, stage
+
+NEVER_S = 3600.0
+
+
+def without_polls(on: Stage) -> None:
+    """Have the worker's queues polled at rings only."""
+    client = DBOSClient(system_database_url=on.settings.database_url, application_name="shellback")
+    doorbell = Doorbell(on.home, on.where.host_id, on.where.database)
+    try:
+        for name in queues_of(on.where.host_id):
+            queue = client.retrieve_queue(name)
+            assert queue is not None
+            queue.set_polling_interval_sec(NEVER_S)
+            doorbell.ring(on.where.host_id, name)  # the queue's thread reads the interval after a poll
+    finally:
+        client.destroy()
+
+
+@pytest.fixture
+def on(database_url: str) -> Generator[Stage]:
+    with stage(database_url, TURN_SLOTS="1", WAKE_SLOTS="1") as made:
+        made.hire()
+        yield made
+
+
+def sent_unrung(on: Stage, text: str) -> str:
+    client = DBOSClient(system_database_url=on.settings.database_url, application_name="shellback")
+    try:
+        enqueuer = DbosEnqueuer(client, unrung)
+        return on.write(sending.send, enqueuer, "c1", text, host_id=on.where.host_id, by="test").item_id
+    finally:
+        client.destroy()
+
+
+def test_a_message_and_an_end_ring_and_a_slot_that_becomes_free_takes_the_next_item(on: Stage) -> None:
+    without_polls(on)
+    items = [on.send("hello", conversation=f"c{number}") for number in range(5)]
+    assert [on.ended(item)["outcome"] for item in items] == ["answered"] * 5
+    session = on.started("$ true &", "true")
+    on.until("the process has ended", lambda: on.turn(f"EXEC_CALLBACK:{session.id}"))
+    assert on.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"answered", "nothing"}, "the turn may have heard it"
+
+
+def test_an_item_whose_ring_was_lost_is_found_by_the_poll(on: Stage) -> None:
+    assert on.ended(sent_unrung(on, "hello"))["outcome"] == "answered"
+
+
+def test_another_host_rings_through_postgres(postgres_url: str, tmp_path: Path) -> None:
+    with stage(postgres_url) as on:
+        on.hire()
+        without_polls(on)
+        item = sent_unrung(on, "hello")
+        elsewhere = Doorbell(tmp_path, "another", on.where.database)
+        elsewhere.ring(on.where.host_id, queues_of(on.where.host_id)[1])
+        assert on.ended(item)["outcome"] == "answered"
+
+
+def test_a_ring_that_the_database_does_not_take_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nowhere = Database(f"postgresql://nobody@/none?host={tmp_path}")
+    Doorbell(tmp_path, "here", nowhere).ring("another", "turns.another")
+    nowhere.close()
+    assert "its next poll finds it" in caplog.text
