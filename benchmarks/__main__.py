@@ -39,6 +39,7 @@ def benches() -> tuple[Bench, ...]:
         sessions,
         terminals,
         transfers,
+        turns,
         watches,
         window,
     )
@@ -57,6 +58,7 @@ def benches() -> tuple[Bench, ...]:
         *classification.BENCHES,
         *window.BENCHES,
         *loop.BENCHES,
+        *turns.BENCHES,
         *watches.BENCHES,
         *following.BENCHES,
     )

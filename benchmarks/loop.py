@@ -267,13 +267,13 @@ def idle(options: Options) -> Mapping[str, Reading]:
     with stage(options) as on:
         time.sleep(5)
         pid = on.worker.process.pid
-        began, before = time.monotonic(), _cpu_s(pid)
+        began, before = time.monotonic(), cpu_s(pid)
         time.sleep(seconds)
-        share = (_cpu_s(pid) - before) / (time.monotonic() - began)
+        share = (cpu_s(pid) - before) / (time.monotonic() - began)
     return {"idle worker": Reading(measured=share * 100, note=f"over {seconds:.0f} s")}
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Seconds that all threads of a process have been on a core."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
