@@ -44,8 +44,9 @@ class Bell:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a ring, a stop, or the end of `timeout`; True means stop. As of a `threading.Event`."""
-        if not self._stopped:
-            self._settle()
+        if self._stopped:
+            return True
+        self._settle()
         # In this order: a turn that ends meanwhile either rings or is seen here.
         self._items_wait = self._begun >= self._slots - self._before
         if not self._items_wait or self._running >= self._slots:

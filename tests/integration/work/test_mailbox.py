@@ -16,7 +16,8 @@ from shellback.work.approvals import approvals, sending, uses
 from shellback.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, Priority, WorkItem, callback_item
-from shellback.work.turn.closing import Closing, close
+from shellback.work.turn import stopping
+from shellback.work.turn.closing import Begun, Closing, begin, close
 from tests.items import HOST, PROPOSED, Talk, committed
 
 
@@ -37,6 +38,26 @@ def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
     assert talk.finish(item, epoch) == "answered"
     assert talk.conversation().state == "free"
     assert [item.id for item in talk.queue.items] == [item.id]
+
+
+def begun(talk: Talk, item: WorkItem, *, gate: bool = True, shows: bool = False) -> Begun:
+    return talk.db.write_now(begin, item, talk.epoch(item), gate, lambda *_: shows)
+
+
+def test_a_turn_reads_its_mailbox_again_before_its_first_request_only_if_there_may_be_more_to_tell(talk: Talk) -> None:
+    item = talk.send()
+    assert not begun(talk, item).look
+    assert not begun(talk, item, gate=False, shows=True).look, "without tools no process is shown"
+    assert begun(talk, item, shows=True).look, "a process may have printed something"
+    talk.db.write_now(stopping.stop, talk.queue, "c1", by="ann")
+    assert begun(talk, item).look, "the wish to stop is read there"
+
+
+def test_a_turn_with_more_rows_than_one_read_takes_reads_on_before_its_first_request(talk: Talk) -> None:
+    item = talk.send()
+    for number in range(mailbox.ROWS_PER_TURN - 1):
+        talk.say(str(number))
+    assert begun(talk, item).look
 
 
 def test_an_item_that_finds_the_conversation_claimed_ends_at_once_and_its_news_gets_a_follow_up(talk: Talk) -> None:

@@ -14,7 +14,8 @@ from shellback.work.queue.bells import Bell
 from shellback.work.queue.doorbell import Doorbell
 
 pytestmark = pytest.mark.anyio
-LONG_S = 60.0
+LONG_S = 25.0
+PATIENCE_S = 10.0
 AT_ONCE_S = 0.0
 
 
@@ -27,7 +28,8 @@ class Polls:
         self.running = 0
 
     async def wait(self, timeout_s: float = LONG_S) -> bool:
-        return await asyncio.to_thread(self.bell.wait, timeout_s)
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.to_thread(self.bell.wait, timeout_s)
 
     def take(self, wanted: int) -> int:
         taken = min(wanted, self.slots - self.running)
