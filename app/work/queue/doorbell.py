@@ -14,23 +14,22 @@ import os
 import socket
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import sqlalchemy as sa
 
 from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.work.queue.queues import CHANNEL
 
+if TYPE_CHECKING:
+    import psycopg
+
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
 HEARD_S: Final = 5.0
 """Within this time a notification to ourselves arrives, unless a pooler gives our connection to other clients."""
-
-# Keepalives: without them a connection whose server lost power would look alive for hours.
-_CONNECTION: Final = {"connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 
 class Doorbell:
@@ -54,7 +53,7 @@ class Doorbell:
             try:
                 self._database.write_now(_notify, queue)
             except Exception as error:  # noqa: BLE001 - the next poll finds the item
-                log.warning("no worker could be told of a new item, and its next poll finds it: %s", error)
+                log.warning("host %s was not notified of a new item; its next poll finds the item: %s", host_id, error)
 
     def _rung_here(self, queue: str) -> bool:
         """Whether a worker of this host heard it."""
@@ -88,32 +87,33 @@ class Doorbell:
             listener.close()
 
     async def _notified(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
+        import psycopg  # not for SQLite
+
         url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        # Without keepalives a connection whose server lost power would look alive for hours.
+        alive: Any = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+        told = False
         while True:
             try:
-                connection = await psycopg.AsyncConnection.connect(
-                    url,
-                    autocommit=True,
-                    connect_timeout=5,
-                    keepalives_idle=10,
-                    keepalives_interval=5,
-                    keepalives_count=3,
-                )
+                connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5, **alive)
                 async with connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, executor_id))
                     if not await _heard(connection, executor_id):
                         log.warning(
-                            "Postgres notifies this worker of nothing, as behind a pooler of transactions: items that "
+                            "no notification arrives from Postgres, as behind a pooler of transactions: items that "
                             "other hosts enqueue wait for the next poll"
                         )
+                    told = False
                     for ring in bells.values():
                         ring()  # items may have come before we listened
                     async for note in connection.notifies():
                         if note.payload in bells:
                             bells[note.payload]()
             except psycopg.Error as error:
-                log.warning("items of other hosts wait for the next poll, as the database does not notify: %s", error)
+                if not told:
+                    log.warning("items that other hosts enqueue wait for the next poll: no notifications: %s", error)
+                told = True
             await asyncio.sleep(RETRY_S)
 
 

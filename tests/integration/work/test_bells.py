@@ -75,4 +75,4 @@ def test_a_ring_that_the_database_does_not_take_is_a_warning(tmp_path: Path, cap
     nowhere = Database(f"postgresql://nobody@/none?host={tmp_path}")
     Doorbell(tmp_path, "here", nowhere).ring("another", "turns.another")
     nowhere.close()
-    assert "its next poll finds it" in caplog.text
+    assert "its next poll finds the item" in caplog.text

@@ -41,7 +41,10 @@ def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
 
 
 def begun(talk: Talk, item: WorkItem, *, gate: bool = True, shows: bool = False) -> Begun:
-    return talk.db.write_now(begin, item, talk.epoch(item), gate, lambda *_: shows)
+    def some(_conn: sa.Connection, _conversation_id: str) -> bool:
+        return shows
+
+    return talk.db.write_now(begin, item, talk.epoch(item), gate, some)
 
 
 def test_a_turn_reads_its_mailbox_again_before_its_first_request_only_if_there_may_be_more_to_tell(talk: Talk) -> None:
