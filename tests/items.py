@@ -96,7 +96,7 @@ class Talk:
 
     def close(self, item: WorkItem, epoch: int, outcome: str = "answered", **more: Any) -> str:
         closing = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, outcome=outcome, **more)
-        return self.db.write_now(close, self.queue, closing, None, [], None)
+        return self.db.write_now(close, self.queue, closing, None, [], None).outcome
 
     def finish(self, item: WorkItem, epoch: int, outcome: str = "answered", **more: Any) -> str:
         """Close a turn that has heard all that it took."""

@@ -39,10 +39,21 @@ def insert_new(conn: sa.Connection, table: sa.Table, values: dict[str, Any]) -> 
     return conn.execute(_inserting(table, conn.dialect.name), values).first() is not None
 
 
+@cache
+def _changing(table: sa.Table, *names: str) -> sa.Update:
+    (column,) = table.primary_key.columns
+    return (
+        sa.update(table).where(column == sa.bindparam("the_key")).values({name: sa.bindparam(name) for name in names})
+    )
+
+
 def change(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> bool:
     """Change the row with this primary key; whether it exists."""
-    (column,) = table.primary_key.columns
-    return conn.execute(sa.update(table).where(column == key).values(values)).rowcount == 1
+    plain = {name: value for name, value in values.items() if not isinstance(value, sa.ClauseElement)}
+    statement = _changing(table, *plain)
+    if len(plain) < len(values):
+        statement = statement.values({name: value for name, value in values.items() if name not in plain})
+    return conn.execute(statement, {"the_key": key, **plain}).rowcount == 1
 
 
 def put(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> None:

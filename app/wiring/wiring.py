@@ -195,21 +195,21 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
     import pydantic_ai
-    from pydantic_ai.durable_exec.dbos import DBOSDurability
 
+    from shellback.exec.core.pydantic_private import durability
     from shellback.work.turn.failures import model_steps
     from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import application_version
 
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
-    durability = DBOSDurability(
+    durable = durability(
         event_stream_handler=Telling(where.database),
         parallel_execution_mode="sequential",
         model_step_config=model_steps(),
     )
     settings = where.settings
-    agent = agency.agent_with(settings, [*capabilities, Hearing(where.database, live), durability])
+    agent = agency.agent_with(settings, [*capabilities, Hearing(where.database, live), durable])
     # A turn of another agent is set aside, not replayed. Agents may share a name, and it may have any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")

@@ -7,14 +7,16 @@ import importlib
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
 from dbos import WorkflowStatusString
 from pydantic_ai import Agent
-from pydantic_ai.capabilities import CombinedCapability
+from pydantic_ai.capabilities import AbstractCapability, CombinedCapability, LocalWorkspace
+from pydantic_ai.durable_exec.dbos import DBOSDurability
 
+from shellback.exec.core import pydantic_private
 from shellback.storage import schema
 from shellback.work.queue import dead_letters
 
@@ -106,6 +108,25 @@ def test_an_agent_keeps_its_state_under_the_names_that_are_replaced(name: str) -
 def test_capabilities_collect_their_instructions_as_the_constructor_of_an_agent_asks_them_to() -> None:
     said = gone(f"CombinedCapability.{INSTRUCTIONS}", "pydantic-ai-slim", PYDANTIC_AI, CAPABILITIES)
     assert hasattr(CombinedCapability, INSTRUCTIONS), said
+
+
+def test_the_workspace_of_a_durable_run_is_attached_by_a_companion_that_can_be_left_out() -> None:
+    used_for = "durability, which spares a turn the step that attaches a workspace it may never use"
+    said = gone("DBOSDurability._companion_capabilities", "pydantic-ai-slim", PYDANTIC_AI, used_for)
+    plain = Agent("test", name="plain", capabilities=[LocalWorkspace("."), DBOSDurability()])
+    assert "WorkspaceEnsurer" in kinds(plain), said
+    ours = Agent("test", name="ours", capabilities=[LocalWorkspace("."), pydantic_private.durability()])
+    assert "WorkspaceEnsurer" not in kinds(ours), said
+
+
+def kinds(agent: Agent[Any, Any]) -> set[str]:
+    found = set[str]()
+
+    def look(capability: AbstractCapability[Any]) -> None:
+        found.add(type(capability).__name__)
+
+    agent.root_capability.apply(look)
+    return found
 
 
 def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:

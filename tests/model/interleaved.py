@@ -170,7 +170,7 @@ class Stage:
         closing = Closing(
             conversation_id="c1", turn_id=item.id, epoch=entry.epoch, outcome=outcome, heard=heard, proposed=proposed
         )
-        assert self.db.write_now(close, ENQUEUER, closing, None, [], None) == outcome
+        assert self.db.write_now(close, ENQUEUER, closing, None, [], None).outcome == outcome
         self.heard += sorted(heard)
 
 

@@ -24,9 +24,9 @@ from shellback.work.approvals.asking import Proposed
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
-from shellback.work.turn import claims, stopping
+from shellback.work.turn import stopping
 from shellback.work.turn.claims import Wakes
-from shellback.work.turn.closing import Begun, Closing, TurnStore, begin, close, outcome_of
+from shellback.work.turn.closing import Closing, TurnStore, close, enter
 from shellback.work.turn.hearing import texts_of
 from shellback.work.turn.turn import _mended, _unheard  # pyright: ignore[reportPrivateUsage]
 
@@ -87,11 +87,10 @@ class Turn:
             return "superseded"
 
     async def _run(self) -> str:
-        entry = await self.db.write(claims.enter, self.item, executor_id=self.executor_id, wakes=Wakes())
-        if entry.epoch is None:
+        entry, begun = await self.db.write(enter, self.item, True, executor_id=self.executor_id, wakes=Wakes())
+        if entry.epoch is None or begun is None:
             return entry.outcome or ""
         self.epoch = entry.epoch
-        begun: Begun = await self.step("begin", lambda: self.db.write(begin, self.item, self.epoch, True))
         self.letters += begun.letters
         store = TurnStore(self.db, self.enqueuer, begun.record)
         conversation = await store.load(self.item.conversation_id) or Conversation(
@@ -99,9 +98,8 @@ class Turn:
         )
         deferred = conversation.deferred_tool_requests
         if not begun.letters and deferred is None:
-            return await self.step(
-                "close", lambda: self.db.write(close, self.enqueuer, self._closing("nothing"), None, [], None)
-            )
+            closed = await self.db.write(close, self.enqueuer, self._closing("nothing"), None, [], None)
+            return closed.outcome
         self.messages = list(conversation.messages)
         before = len(self.messages)
         if deferred is not None:
@@ -263,8 +261,5 @@ class Turn:
         if not paused:
             conversation.deferred_tool_requests = None
 
-        async def act() -> str:
-            await store.save(conversation)
-            return await self.db.read(outcome_of, self.item.id) or "open"
-
-        return await self.step("close", act)
+        await store.save(conversation)
+        return store.closed.outcome

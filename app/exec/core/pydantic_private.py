@@ -6,7 +6,7 @@ tests/architecture/test_private_names.py says what each is used for, and what to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_ai import Agent
 from pydantic_ai._run_context import get_current_run_context
@@ -14,7 +14,24 @@ from pydantic_ai._utils import abandon_threads_on_cancel
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
 from pydantic_ai.capabilities.combined import bind_capabilities_tier
 
-__all__ = ("abandon_threads_on_cancel", "get_current_run_context", "replace_capabilities", "take_outputs")
+if TYPE_CHECKING:
+    from pydantic_ai.durable_exec.dbos import DBOSDurability
+
+__all__ = ("abandon_threads_on_cancel", "durability", "get_current_run_context", "replace_capabilities", "take_outputs")
+
+
+def durability(**options: Any) -> DBOSDurability[Any]:
+    """DBOS durability with these options that attaches the workspace of a run at its first use.
+
+    By default each run begins with a step for that, also a run that never uses its workspace.
+    """
+    from pydantic_ai.durable_exec.dbos import DBOSDurability  # imports DBOS
+
+    class Durability(DBOSDurability[Any]):
+        def _companion_capabilities(self) -> list[AbstractCapability[Any]]:
+            return []
+
+    return Durability(**options)
 
 
 def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:

@@ -7,7 +7,7 @@ that is put between a turn's last look and its release would never be read on Po
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -182,13 +182,12 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, 
 
     With `apart` it takes only rows that a wish to stop covers, and reports of failed turns.
     """
-    mine = sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
     unread = mailbox.c.state == "unread"
     if apart:
         unread = sa.and_(unread, sa.or_(mailbox.c.taken_by == APART, mailbox.c.kind == "turn_failed"))
     query = (
         sa.select(mailbox)
-        .where(mailbox.c.conversation_id == conversation_id, sa.or_(unread, mine))
+        .where(mailbox.c.conversation_id == conversation_id, sa.or_(unread, _taken(turn_id, step)))
         .order_by(mailbox.c.id)
         .limit(ROWS_PER_TURN)
     )
@@ -196,6 +195,24 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, 
     if rows:
         taken = mailbox.c.id.in_([row.id for row in rows])
         change_some(conn, mailbox, taken, state="taken", taken_by=turn_id, taken_step=step)
+    return _letters(rows)
+
+
+def taken(conn: sa.Connection, conversation_id: str, turn_id: str, step: int) -> list[Letter]:
+    """The rows that step `step` of a turn has taken."""
+    mine = _taken(turn_id, step)
+    return _letters(
+        conn.execute(
+            sa.select(mailbox).where(mailbox.c.conversation_id == conversation_id, mine).order_by(mailbox.c.id)
+        )
+    )
+
+
+def _taken(turn_id: str, step: int) -> sa.ColumnElement[bool]:
+    return sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
+
+
+def _letters(rows: Iterable[sa.Row[Any]]) -> list[Letter]:
     return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in rows]
 
 

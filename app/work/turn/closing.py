@@ -1,11 +1,14 @@
-"""The first step of a turn, and its closing: one transaction for history, mailbox, approvals and claim."""
+"""The begin of a turn and its close, each one transaction: claim, history, mailbox, approvals.
+
+Neither is a recorded step. A replay begins with what the first execution found, and a closed turn is not replayed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 import sqlalchemy as sa
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
@@ -23,7 +26,8 @@ from shellback.work.queue import mailbox, stream, watch_wakes
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
-from shellback.work.turn import claims, stopping
+from shellback.work.turn import claims, lifetimes, stopping
+from shellback.work.turn.claims import Entry
 
 BEGIN_STEP: Final = 0
 
@@ -38,7 +42,7 @@ def shows_nothing(_conn: sa.Connection, _conversation_id: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What the first step read. `decided` is empty unless the conversation waits for approvals.
+    """What a turn begins with, in every execution. `decided` is empty unless the conversation waits for approvals.
 
     With `look` the mailbox is also read before the first model request: there may be more to tell by then.
     """
@@ -51,28 +55,43 @@ class Begun:
     decided: list[Request] = field(default_factory=list[Request])
 
 
+def enter(
+    conn: sa.Connection, item: WorkItem, gate: bool, shows: Shows = shows_nothing, **how: Any
+) -> tuple[Entry, Begun | None]:
+    """Claim the conversation for the turn of `item` and begin the turn; `how` goes to `claims.enter`."""
+    entry = claims.enter(conn, item, **how)
+    return entry, None if entry.epoch is None else begin(conn, item, entry.epoch, gate, shows)
+
+
 def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Shows = shows_nothing) -> Begun:
     """Read the head of the history and take unread rows; a turn that a person stopped takes the rows set apart.
+
+    A repeat returns what the first execution found: only this turn changes the history while it is open.
 
     Raises:
         StaleTurn: This execution no longer holds the conversation.
     """
     wish = stopping.wish_of(mailbox.held(conn, item.conversation_id, item.id, epoch), item.id)
     record = read_record_in(conn, item.conversation_id)
+    kept: dict[str, Any] | None = conn.execute(_KEPT, {"id": item.id}).scalar_one()
+    if kept is not None:
+        letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
+        requests = [Request(**one) for one in kept.pop("decided")]
+        return Begun(**kept, record=record, letters=letters, decided=requests)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
     apart = wish is not None
     letters = mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else []
     more = apart or paused or len(letters) == mailbox.ROWS_PER_TURN
-    return Begun(
-        gate=gate,
-        look=more or (gate and shows(conn, item.conversation_id)),
-        at=time.time(),
-        record=record,
-        letters=letters,
-        decided=decided(conn, item.conversation_id, wish) if paused else [],
-    )
+    look = more or (gate and shows(conn, item.conversation_id))
+    at, requests = time.time(), decided(conn, item.conversation_id, wish) if paused else []
+    begun = {"gate": gate, "look": look, "at": at, "decided": [asdict(request) for request in requests]}
+    change(conn, turns, item.id, begun=begun)
+    return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests)
+
+
+_KEPT: Final = sa.select(turns.c.begun).where(turns.c.id == sa.bindparam("id"))
 
 
 def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list[Request]:
@@ -109,6 +128,14 @@ class Closing:
     outbox: Outbox = SILENT
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The outcome that stands, and whether sessions may be left that end with the turn."""
+
+    outcome: str
+    leaves: bool = False
+
+
 def close(
     conn: sa.Connection,
     enqueuer: Enqueuer,
@@ -116,8 +143,8 @@ def close(
     record: ConversationRecord | None,
     new_entries: Sequence[ConversationEntry],
     expected_revision: str | None,
-) -> str:
-    """Commit the end of a turn and release its conversation; returns the outcome that stands.
+) -> Closed:
+    """Commit the end of a turn and release its conversation.
 
     A repeat returns the stored outcome and changes nothing (invariant 4).
 
@@ -127,7 +154,7 @@ def close(
     """
     stored = outcome_of(conn, closing.turn_id)
     if stored is not None:
-        return stored
+        return Closed(stored)
     conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
@@ -145,7 +172,7 @@ def close(
     if closing.outcome != "nothing":
         change(conn, conversations, closing.conversation_id, failures=0)
     said = {"answer": _stored(closing.answer), "error": _stored(closing.error)}
-    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, ended_at=time.time())
+    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, begun=None, ended_at=time.time())
     if closing.answer is not None:
         kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
@@ -153,7 +180,7 @@ def close(
     if waits or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
         # The wish came while the model proposed calls: they are denied. Or it covers more messages than one turn takes.
         stopping.pass_on(conn, enqueuer, conversation)
-    return closing.outcome
+    return Closed(closing.outcome, lifetimes.any_of_turns(conn, closing.conversation_id))
 
 
 def _stored(text: str | None) -> str | None:
@@ -177,8 +204,8 @@ class TurnStore(SqlConversationStore):
         self._enqueuer = enqueuer
         self._begun_with = begun_with
         self.closing: Closing | None = None
-        self.outcome = "open"
-        """The outcome that stands, after a save."""
+        self.closed = Closed("open")
+        """The result of the close, after a save."""
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:  # noqa: ARG002
         """The record the turn began with."""
@@ -194,5 +221,5 @@ class TurnStore(SqlConversationStore):
         """Close the turn together with the record; a closed turn stays unchanged."""
         assert self.closing is not None
         closing = (self._enqueuer, self.closing, record, list(new_entries), expected_revision)
-        self.outcome = await self._database.write(close, *closing)
+        self.closed = await self._database.write(close, *closing)
         reach("turn.closed")

@@ -41,7 +41,7 @@ class TurnEnds:
     async def closed(self, conversation_id: str) -> None:
         """End what the finished turns of a conversation have left; after an error the next sweep does it."""
         try:
-            await self._end(await self._db.read(_due_in, self._host_id, conversation_id))
+            await self._end(await self._db.read(due, self._host_id, time.time() - _LATE_S, conversation_id))
         except Exception as error:  # noqa: BLE001 - the turn is closed, and must not fail after that
             log.info("what the turn has started is ended by the next sweep: %s", error)
 
@@ -68,10 +68,9 @@ _OF_TURNS: Final = (
 )
 
 
-def _due_in(conn: sa.Connection, host_id: str, conversation_id: str) -> list[str]:
-    # Each turn asks this, and few conversations have such sessions; building the query of `due` takes milliseconds.
-    found = conn.execute(_OF_TURNS, {"conversation": conversation_id}).first()
-    return [] if found is None else due(conn, host_id, time.time() - _LATE_S, conversation_id)
+def any_of_turns(conn: sa.Connection, conversation_id: str) -> bool:
+    """Whether a conversation has sessions of lifetime `turn`, live or ended."""
+    return conn.execute(_OF_TURNS, {"conversation": conversation_id}).first() is not None
 
 
 def due(conn: sa.Connection, host_id: str, since: float, conversation_id: str | None = None) -> list[str]:

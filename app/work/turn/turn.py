@@ -40,15 +40,14 @@ from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
-from shellback.work.turn import claims
-from shellback.work.turn.claims import Entry, Wakes
-from shellback.work.turn.closing import Begun, Closing, Shows, TurnStore, begin, close, shows_nothing
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Begun, Closed, Closing, Shows, TurnStore, close, enter, shows_nothing
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
-from shellback.work.turn.hearing import Fenced, Stopped, contents_of, notice, recorded
+from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, notice
 from shellback.work.turn.watching import TurnWatch
 
-STEP_SHAPE: Final = 8
+STEP_SHAPE: Final = 9
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +111,8 @@ class TurnRunner:
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
         with about(conversation=item.conversation_id, work_item=item.id):
             how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "host_id": self.host_id}
-            entry: Entry = await self.database.write(claims.enter, item, wakes=self.wakes, **how)
-            if entry.epoch is None:
+            entry, begun = await self.database.write(enter, item, self.gate(), self.shows, wakes=self.wakes, **how)
+            if entry.epoch is None or begun is None:
                 self.outbox.ring()
                 if entry.alarm is not None:
                     self.watch.failed("set_aside")
@@ -121,13 +120,15 @@ class TurnRunner:
                 await self.watch.began(item, entry.outcome)
                 return {"outcome": entry.outcome}
             with about(epoch=entry.epoch):
-                return {"outcome": await self._watched(item, entry.epoch)}
+                return {"outcome": await self._watched(item, entry.epoch, begun)}
 
-    async def _watched(self, item: WorkItem, epoch: int) -> str:
+    async def _watched(self, item: WorkItem, epoch: int, begun: Begun) -> str:
         await self.watch.began(item)
-        began, outcome = time.monotonic(), "superseded"
+        began, outcome, leaves = time.monotonic(), "superseded", False
         try:
-            outcome = await self._handle(item, epoch)
+            with fenced():
+                closed = await self._handle(item, epoch, begun)
+            outcome, leaves = closed.outcome, closed.leaves
         except Fenced:
             log.warning("turn overtaken by a newer execution")
         except BaseException:
@@ -137,14 +138,11 @@ class TurnRunner:
             self.watch.ended(item, outcome, time.monotonic() - began)
             self.outbox.ring()
         log.info("turn ended: %s", outcome)
-        await self.closed(item.conversation_id)
+        if leaves:
+            await self.closed(item.conversation_id)
         return outcome
 
-    async def _handle(self, item: WorkItem, epoch: int) -> str:
-        async def read() -> Begun:
-            return await self.database.write(begin, item, epoch, self.gate(), self.shows)
-
-        begun = await recorded("begin", read)
+    async def _handle(self, item: WorkItem, epoch: int, begun: Begun) -> Closed:
         reach("turn.begun")
         deps = TurnDeps(
             conversation_id=item.conversation_id,
@@ -165,7 +163,7 @@ class TurnRunner:
             return await self._ask_again(item, epoch, changed)
         results = results_of(conversation, begun.decided)
         if not begun.letters and results is None:
-            return await recorded("close", lambda: self._end(item, epoch, "nothing"))
+            return await self._end(item, epoch, "nothing")
         deps.approvals = grants_of(begun.decided)
         with capture_run_messages() as messages:
             try:
@@ -193,18 +191,14 @@ class TurnRunner:
             ),
         )
 
-    async def _ask_again(self, item: WorkItem, epoch: int, changed: Sequence[Request]) -> str:
+    async def _ask_again(self, item: WorkItem, epoch: int, changed: Sequence[Request]) -> Closed:
         """Propose the changed calls; the conversation waits until they are decided."""
+        again = {request.id: await self._changed(request) for request in changed}
+        return await self._end(
+            item, epoch, "pending_approval", again=again, ttl_s=self.approval_ttl_s, outbox=self.outbox
+        )
 
-        async def act() -> str:
-            again = {request.id: await self._changed(request) for request in changed}
-            return await self._end(
-                item, epoch, "pending_approval", again=again, ttl_s=self.approval_ttl_s, outbox=self.outbox
-            )
-
-        return await recorded("close", act)
-
-    async def _end(self, item: WorkItem, epoch: int, outcome: str, **more: Any) -> str:
+    async def _end(self, item: WorkItem, epoch: int, outcome: str, **more: Any) -> Closed:
         """Close a turn that adds nothing to its history."""
         closing = Closing(conversation_id=item.conversation_id, turn_id=item.id, epoch=epoch, outcome=outcome, **more)
         return await self.database.write(close, self.enqueuer, closing, None, [], None)
@@ -214,28 +208,22 @@ class TurnRunner:
         proposed = await self._proposal(request.conversation_id, *call)
         return replace(proposed, display=proposed.display | {"changed_by": request.changed_by})
 
-    async def _close(self, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> str:
-        async def act() -> str:
-            output = result.output
-            proposed: tuple[Proposed, ...] = ()
-            if isinstance(output, DeferredToolRequests):
-                proposed = await self._proposed(deps.conversation_id, result.all_messages(), output.approvals)
-            store.closing = _closing(
-                deps,
-                outcome="pending_approval" if proposed else "answered",
-                answer=None if proposed else answer_text(output),
-                proposed=proposed,
-                ttl_s=self.approval_ttl_s,
-                pending_limit=self.pending_limit,
-                outbox=self.outbox,
-            )
-            return await self._saved(store, result)
-
-        return await recorded("close", act)
-
-    async def _saved(self, store: TurnStore, what: AgentRunResult[Any] | Conversation) -> str:
-        await store.save(what)
-        return store.outcome
+    async def _close(self, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> Closed:
+        output = result.output
+        proposed: tuple[Proposed, ...] = ()
+        if isinstance(output, DeferredToolRequests):
+            proposed = await self._proposed(deps.conversation_id, result.all_messages(), output.approvals)
+        store.closing = _closing(
+            deps,
+            outcome="pending_approval" if proposed else "answered",
+            answer=None if proposed else answer_text(output),
+            proposed=proposed,
+            ttl_s=self.approval_ttl_s,
+            pending_limit=self.pending_limit,
+            outbox=self.outbox,
+        )
+        await store.save(result)
+        return store.closed
 
     async def _close_with_error(
         self,
@@ -244,7 +232,7 @@ class TurnRunner:
         messages: list[ModelMessage],
         deps: TurnDeps,
         error: Exception,
-    ) -> str:
+    ) -> Closed:
         text, stopped = explain(error), isinstance(error, Stopped)
         if not stopped:
             log.warning("turn answered with an error: %s", text)
@@ -254,7 +242,8 @@ class TurnRunner:
         new = messages[before:] if len(messages) > before else []
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
-        return await recorded("close", lambda: self._saved(store, conversation))
+        await store.save(conversation)
+        return store.closed
 
     async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]

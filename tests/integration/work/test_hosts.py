@@ -143,7 +143,7 @@ class Bench:
 
     def close(self, item_id: str, epoch: int, outcome: str = "answered", **more: Any) -> str:
         closed = Closing(conversation_id="c1", turn_id=item_id, epoch=epoch, outcome=outcome, **more)
-        return self.db.write_now(closing.close, self.queue, closed, None, [], None)
+        return self.db.write_now(closing.close, self.queue, closed, None, [], None).outcome
 
     def propose(self, item: WorkItem, epoch: int) -> str:
         self.close(item.id, epoch, "pending_approval", proposed=(PROPOSED,))

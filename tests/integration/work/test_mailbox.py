@@ -40,20 +40,34 @@ def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
     assert [item.id for item in talk.queue.items] == [item.id]
 
 
-def begun(talk: Talk, item: WorkItem, *, gate: bool = True, shows: bool = False) -> Begun:
+def begun(talk: Talk, item: WorkItem, *, epoch: int | None = None, gate: bool = True, shows: bool = False) -> Begun:
     def some(_conn: sa.Connection, _conversation_id: str) -> bool:
         return shows
 
-    return talk.db.write_now(begin, item, talk.epoch(item), gate, some)
+    return talk.db.write_now(begin, item, epoch or talk.epoch(item), gate, some)
 
 
 def test_a_turn_reads_its_mailbox_again_before_its_first_request_only_if_there_may_be_more_to_tell(talk: Talk) -> None:
-    item = talk.send()
-    assert not begun(talk, item).look
-    assert not begun(talk, item, gate=False, shows=True).look, "without tools no process is shown"
-    assert begun(talk, item, shows=True).look, "a process may have printed something"
+    def look(**how: bool) -> bool:
+        found = begun(talk, item := talk.send(), **how).look
+        talk.finish(item, talk.conversation().epoch)
+        return found
+
+    assert not look()
+    assert not look(gate=False, shows=True), "without tools no process is shown"
+    assert look(shows=True), "a process may have printed something"
+    item, epoch = talk.entered()
     talk.db.write_now(stopping.stop, talk.queue, "c1", by="ann")
-    assert begun(talk, item).look, "the wish to stop is read there"
+    assert begun(talk, item, epoch=epoch).look, "the wish to stop is read there"
+
+
+def test_a_replay_begins_with_what_the_first_execution_found(talk: Talk) -> None:
+    item = talk.send("first")
+    found = begun(talk, item, gate=False, shows=True)
+    talk.say("second")
+    again = begun(talk, item, gate=True, shows=True)
+    assert again == found
+    assert [letter.payload["text"] for letter in again.letters] == ["first"]
 
 
 def test_a_turn_with_more_rows_than_one_read_takes_reads_on_before_its_first_request(talk: Talk) -> None:

@@ -303,9 +303,9 @@ async def test_an_item_that_is_executed_twice_is_executed_until_both_have_ended(
     left = iter(ends)
 
     class Entering:
-        async def write(self, *_: object, **_how: object) -> Entry:
+        async def write(self, *_: object, **_how: object) -> tuple[Entry, None]:
             await next(left).wait()
-            return Entry(outcome="nothing")
+            return Entry(outcome="nothing"), None
 
     anything: Any = Entering()
     runner = TurnRunner(
