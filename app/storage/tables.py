@@ -98,9 +98,7 @@ turns: Final = sa.Table(
     sa.Column("ended_at", sa.Float, index=True),
     # answered, pending_approval, failed, stopped; of an item that came to no turn: nothing, busy, gone, moved
     sa.Column("outcome", sa.String(32)),
-    sa.Column(
-        "begun", sa.JSON(none_as_null=True)
-    ),  # what an execution found at the begin; a replay begins with the same
+    sa.Column("begun", sa.JSON(none_as_null=True)),  # what a turn began with, for a replay
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of the sender

@@ -7,7 +7,7 @@ that is put between a turn's last look and its release would never be read on Po
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -39,8 +39,11 @@ class Letter:
 
 def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
     """The conversation's row, locked until commit; put, enter and release wait for it."""
-    query = sa.select(conversations).where(conversations.c.id == conversation_id)
-    return conn.execute(query.with_for_update()).one_or_none()
+    return conn.execute(_LOCKED, {"id": conversation_id}).one_or_none()
+
+
+# Statements of every turn are built once: building one costs more than running it.
+_LOCKED: Final = sa.select(conversations).where(conversations.c.id == sa.bindparam("id")).with_for_update()
 
 
 def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
@@ -182,38 +185,39 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, 
 
     With `apart` it takes only rows that a wish to stop covers, and reports of failed turns.
     """
-    unread = mailbox.c.state == "unread"
-    if apart:
-        unread = sa.and_(unread, sa.or_(mailbox.c.taken_by == APART, mailbox.c.kind == "turn_failed"))
-    query = (
-        sa.select(mailbox)
-        .where(mailbox.c.conversation_id == conversation_id, sa.or_(unread, _taken(turn_id, step)))
-        .order_by(mailbox.c.id)
-        .limit(ROWS_PER_TURN)
-    )
-    rows = conn.execute(query).all()
-    if rows:
-        taken = mailbox.c.id.in_([row.id for row in rows])
-        change_some(conn, mailbox, taken, state="taken", taken_by=turn_id, taken_step=step)
-    return _letters(rows)
+    mine = {"turn": turn_id, "step": step}
+    letters = _letters(conn, _UNREAD_APART if apart else _UNREAD, conversation=conversation_id, **mine)
+    if letters:
+        conn.execute(_TAKE, {"ids": [letter.id for letter in letters], **mine})
+    return letters
 
 
 def taken(conn: sa.Connection, conversation_id: str, turn_id: str, step: int) -> list[Letter]:
     """The rows that step `step` of a turn has taken."""
-    mine = _taken(turn_id, step)
-    return _letters(
-        conn.execute(
-            sa.select(mailbox).where(mailbox.c.conversation_id == conversation_id, mine).order_by(mailbox.c.id)
-        )
-    )
+    return _letters(conn, _MINE, conversation=conversation_id, turn=turn_id, step=step)
 
 
-def _taken(turn_id: str, step: int) -> sa.ColumnElement[bool]:
-    return sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
+def _letters(conn: sa.Connection, query: sa.Select[Any], **which: Any) -> list[Letter]:
+    return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in conn.execute(query, which)]
 
 
-def _letters(rows: Iterable[sa.Row[Any]]) -> list[Letter]:
-    return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in rows]
+_rows: Final = mailbox.c
+_of_turn: Final = sa.and_(_rows.state == "taken", _rows.taken_by == sa.bindparam("turn"))
+_of_step: Final = sa.and_(_of_turn, _rows.taken_step == sa.bindparam("step"))
+_in_order: Final = (
+    sa.select(mailbox).where(_rows.conversation_id == sa.bindparam("conversation")).order_by(_rows.id)
+).limit(ROWS_PER_TURN)
+_these: Final = sa.update(mailbox).where(_rows.id.in_(sa.bindparam("ids", expanding=True)))
+_MINE: Final = _in_order.where(_of_step)
+_UNREAD: Final = _in_order.where(sa.or_(_rows.state == "unread", _of_step))
+_UNREAD_APART: Final = _UNREAD.where(sa.or_(_rows.taken_by == APART, _rows.kind == "turn_failed", _of_step))
+_TAKE: Final = _these.values(state="taken", taken_by=sa.bindparam("turn"), taken_step=sa.bindparam("step"))
+_HEAR: Final = _these.where(_rows.taken_by == sa.bindparam("turn")).values(state="heard", heard_at=sa.bindparam("at"))
+_GIVE_BACK: Final = (
+    sa.update(mailbox)
+    .where(_rows.conversation_id == sa.bindparam("conversation"), _of_turn)  # has an index
+    .values(state="unread", taken_by=sa.bindparam("by"), taken_step=None)
+)
 
 
 def hear(
@@ -223,17 +227,15 @@ def hear(
 
     Other rows that the turn took, in an execution that was cut off, become unread again.
     """
-    settled = {"state": "heard", "heard_at": time.time()}
+    now = time.time()
     if heard:
-        change_some(conn, mailbox, mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard), **settled)
+        conn.execute(_HEAR, {"ids": sorted(heard), "turn": turn_id, "at": now})
     give_back(conn, conversation_id, turn_id)
     if told:
         theirs = mailbox.c.dedupe_key.in_([f"exit:{session_id}" for session_id in told])
-        change_some(conn, mailbox, *_unread(conversation_id), theirs, **settled)
+        change_some(conn, mailbox, *_unread(conversation_id), theirs, state="heard", heard_at=now)
 
 
 def give_back(conn: sa.Connection, conversation_id: str, turn_id: str, *, apart: bool = False) -> None:
     """Make the rows that a turn has taken unread again; with `apart` a wish to stop covers them."""
-    taken = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "taken")  # has an index
-    unread = {"state": "unread", "taken_by": APART if apart else None, "taken_step": None}
-    change_some(conn, mailbox, taken, mailbox.c.taken_by == turn_id, **unread)
+    conn.execute(_GIVE_BACK, {"conversation": conversation_id, "turn": turn_id, "by": APART if apart else None})

@@ -37,22 +37,24 @@ class Event:
     created_at: float
 
 
+_ADDED: Final = sa.insert(events)  # built once: building a statement costs more than running it
+
+
 def note(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
 ) -> int:
     """Add an event and return its number. Long texts are cut, except in kinds `WHOLE`."""
     if kind not in WHOLE:
         payload = {key: _cut(value) for key, value in payload.items()}
-    added = conn.execute(
-        sa.insert(events).values(
-            conversation_id=conversation_id,
-            turn_id=turn_id,
-            epoch=epoch,
-            kind=kind,
-            payload=payload,
-            created_at=time.time(),
-        )
-    )
+    row = {
+        "conversation_id": conversation_id,
+        "turn_id": turn_id,
+        "epoch": epoch,
+        "kind": kind,
+        "payload": payload,
+        "created_at": time.time(),
+    }
+    added = conn.execute(_ADDED, row)
     assert added.inserted_primary_key is not None
     return int(added.inserted_primary_key[0])
 

@@ -53,6 +53,9 @@ class Entry:
     alarm: str | None = None
 
 
+_TURN: Final = sa.select(turns).where(turns.c.id == sa.bindparam("id"))
+
+
 def enter(  # noqa: PLR0911 - one for each reason not to
     conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT, host_id: str = ""
 ) -> Entry:
@@ -62,7 +65,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
     execution can no longer write.
     """
     conversation = lock(conn, item.conversation_id)
-    turn = conn.execute(sa.select(turns).where(turns.c.id == item.id)).one_or_none()
+    turn = conn.execute(_TURN, {"id": item.id}).one_or_none()
     if turn is not None and turn.outcome is not None:
         return Entry(outcome=turn.outcome)
     if conversation is None:
@@ -100,12 +103,12 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         claimed_at=now,
         epoch=epoch,
         chain=chain,
-        failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
+        failures=0 if item.type is ItemType.CHAT else conversation.failures,
         stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
     )
-    started = sa.func.coalesce(turns.c.started_at, now)
-    executions = turns.c.executions + 1
-    change(conn, turns, item.id, executor_id=executor_id, epoch=epoch, executions=executions, started_at=started)
+    if turn is not None:
+        again = {"executions": turn.executions + 1, "started_at": turn.started_at or now}
+        change(conn, turns, item.id, executor_id=executor_id, epoch=epoch, **again)
     return Entry(epoch=epoch)
 
 
@@ -124,8 +127,14 @@ def _admitted(conn: sa.Connection, conversation: sa.Row[Any], item: WorkItem) ->
 
 
 def _unread_kinds(conn: sa.Connection, conversation_id: str) -> set[str]:
-    query = sa.select(mailbox.c.kind).where(mailbox.c.conversation_id == conversation_id, box.waking()).distinct()
-    return set(conn.execute(query).scalars())
+    return set(conn.execute(_UNREAD_KINDS, {"conversation": conversation_id}).scalars())
+
+
+_THEIRS: Final = (mailbox.c.conversation_id == sa.bindparam("conversation"), box.waking())
+_UNREAD_KINDS: Final = sa.select(mailbox.c.kind).where(*_THEIRS).distinct()
+_UNREAD_PRIORITIES: Final = (
+    sa.select(mailbox.c.priority, mailbox.c.payload["waiting"].as_boolean().label("waits")).where(*_THEIRS).distinct()
+)
 
 
 def _person_behind(conn: sa.Connection, item: WorkItem) -> bool:
@@ -180,12 +189,7 @@ def follow_up(
     suffix: str = "",
 ) -> bool:
     """Enqueue one item for the unread rows of `conversation`, as urgent as the most urgent of them."""
-    waits = mailbox.c.payload["waiting"].as_boolean()
-    unread = conn.execute(
-        sa.select(mailbox.c.priority, waits.label("waits"))
-        .where(mailbox.c.conversation_id == conversation.id, box.waking())
-        .distinct()
-    ).all()
+    unread = conn.execute(_UNREAD_PRIORITIES, {"conversation": conversation.id}).all()
     if not unread:
         return False
     item = epoch_item(

@@ -190,7 +190,10 @@ def _stored(text: str | None) -> str | None:
 
 def outcome_of(conn: sa.Connection, turn_id: str) -> str | None:
     """The outcome of a turn; None while it is open."""
-    return conn.execute(sa.select(turns.c.outcome).where(turns.c.id == turn_id)).scalar_one_or_none()
+    return conn.execute(_OUTCOME, {"id": turn_id}).scalar_one_or_none()
+
+
+_OUTCOME: Final = sa.select(turns.c.outcome).where(turns.c.id == sa.bindparam("id"))
 
 
 class TurnStore(SqlConversationStore):
