@@ -214,7 +214,7 @@ def test_a_closing_whose_commit_is_not_answered_returns_its_outcome_to_the_repea
         how = Closing(
             conversation_id="c1", turn_id=turn_id, epoch=epoch, outcome="answered", answer="done", heard=heard
         )
-        return far.db.write_now(closing.close, far.queue, how, None, [], None)
+        return far.db.write_now(closing.close, far.queue, how, None, [], None).outcome
 
     far.unanswered()
     with pytest.raises(OutcomeUnknown):

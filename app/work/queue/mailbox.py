@@ -198,7 +198,10 @@ def taken(conn: sa.Connection, conversation_id: str, turn_id: str, step: int) ->
 
 
 def _letters(conn: sa.Connection, query: sa.Select[Any], **which: Any) -> list[Letter]:
-    return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in conn.execute(query, which)]
+    return [
+        Letter(id=row.id, kind=row.kind, payload=row.payload)
+        for row in conn.execute(query, {**which, "most": ROWS_PER_TURN})
+    ]
 
 
 _rows: Final = mailbox.c
@@ -206,7 +209,7 @@ _of_turn: Final = sa.and_(_rows.state == "taken", _rows.taken_by == sa.bindparam
 _of_step: Final = sa.and_(_of_turn, _rows.taken_step == sa.bindparam("step"))
 _in_order: Final = (
     sa.select(mailbox).where(_rows.conversation_id == sa.bindparam("conversation")).order_by(_rows.id)
-).limit(ROWS_PER_TURN)
+).limit(sa.bindparam("most"))
 _these: Final = sa.update(mailbox).where(_rows.id.in_(sa.bindparam("ids", expanding=True)))
 _MINE: Final = _in_order.where(_of_step)
 _UNREAD: Final = _in_order.where(sa.or_(_rows.state == "unread", _of_step))
