@@ -204,7 +204,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
 
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
     durable = durability(
-        event_stream_handler=Telling(where.database),
+        Telling(where.database),
         parallel_execution_mode="sequential",
         model_step_config=model_steps(),
     )

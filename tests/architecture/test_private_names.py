@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,8 @@ from dbos import WorkflowStatusString
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability, LocalWorkspace
 from pydantic_ai.durable_exec.dbos import DBOSDurability
+from pydantic_ai.messages import AgentStreamEvent
+from pydantic_ai.tools import RunContext
 
 from shellback.exec.core import pydantic_private
 from shellback.storage import schema
@@ -115,8 +118,18 @@ def test_the_workspace_of_a_durable_run_is_attached_by_a_companion_that_can_be_l
     said = gone("DBOSDurability._companion_capabilities", "pydantic-ai-slim", PYDANTIC_AI, used_for)
     plain = Agent("test", name="plain", capabilities=[LocalWorkspace("."), DBOSDurability()])
     assert "WorkspaceEnsurer" in kinds(plain), said
-    ours = Agent("test", name="ours", capabilities=[LocalWorkspace("."), pydantic_private.durability()])
+    ours = Agent("test", name="ours", capabilities=[LocalWorkspace("."), pydantic_private.durability(unheard)])
     assert "WorkspaceEnsurer" not in kinds(ours), said
+
+
+@pytest.mark.parametrize("name", ["_prepare_event_dispatch", "_dispatch_event_stream_event", "_single_event_stream"])
+def test_events_of_a_durable_run_are_told_by_a_method_that_can_be_replaced(name: str) -> None:
+    used_for = "durability, which tells an event without the two transactions of a step"
+    assert hasattr(DBOSDurability, name), gone(f"DBOSDurability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)
+
+
+async def unheard(_ctx: RunContext[Any], _events: AsyncIterable[AgentStreamEvent]) -> None:
+    """No event handler."""
 
 
 def kinds(agent: Agent[Any, Any]) -> set[str]:

@@ -13,17 +13,21 @@ from pydantic_ai._run_context import get_current_run_context
 from pydantic_ai._utils import abandon_threads_on_cancel
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
 from pydantic_ai.capabilities.combined import bind_capabilities_tier
+from pydantic_ai.messages import AgentStreamEvent
+from pydantic_ai.tools import RunContext
 
 if TYPE_CHECKING:
+    from pydantic_ai.agent import EventStreamHandler
     from pydantic_ai.durable_exec.dbos import DBOSDurability
 
 __all__ = ("abandon_threads_on_cancel", "durability", "get_current_run_context", "replace_capabilities", "take_outputs")
 
 
-def durability(**options: Any) -> DBOSDurability[Any]:
-    """DBOS durability with these options that attaches the workspace of a run at its first use.
+def durability(tell: EventStreamHandler[Any], **options: Any) -> DBOSDurability[Any]:
+    """DBOS durability that attaches the workspace of a run at its first use, and tells events without steps.
 
-    By default each run begins with a step for that, also a run that never uses its workspace.
+    By default each run begins with a step for its workspace, and each event of a tool call is told in a step: a replay
+    does not tell it again. `tell` may be called again.
     """
     from pydantic_ai.durable_exec.dbos import DBOSDurability  # imports DBOS
 
@@ -31,7 +35,13 @@ def durability(**options: Any) -> DBOSDurability[Any]:
         def _companion_capabilities(self) -> list[AbstractCapability[Any]]:
             return []
 
-    return Durability(**options)
+        def _prepare_event_dispatch(self, ctx: RunContext[Any], event: AgentStreamEvent) -> None:
+            pass
+
+        async def _dispatch_event_stream_event(self, ctx: RunContext[Any], event: AgentStreamEvent) -> None:
+            await tell(ctx, self._single_event_stream(event))
+
+    return Durability(event_stream_handler=tell, **options)
 
 
 def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:
