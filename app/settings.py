@@ -1,4 +1,4 @@
-"""Settings from the environment and `.env`: the only reader of either.
+"""Settings from the environment and `.env`: with `environment`, the only reader of either.
 
 A setting is an environment variable with the field's name in capitals. `.env` in the current directory adds missing
 variables and never overrides one; an empty value counts as not set. Other names in `.env`, such as
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from shellback.environment import database_of, pass_on, variables
 from shellback.exec.backends.container import IDLE_S, IMAGE
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core import limits
@@ -34,13 +35,6 @@ _OF_ENGINES: Final = (
 )  # fmt: skip
 _BACKENDS: Final = ("auto", [*KINDS][-1], *[*KINDS][:-1])
 _OF_ALL: Final = ("/tmp", "/var/tmp", "/home", "/home/agent")  # noqa: S108 - sandboxes have others there
-_DATABASES: Final = {
-    "sqlite": "sqlite",
-    "sqlite+pysqlite": "sqlite",
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
-}
 
 
 def setting(default: object, allowed: str, *, secret: bool = False, **bounds: Any) -> Any:
@@ -291,18 +285,7 @@ class Settings(BaseModel):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str, info: ValidationInfo) -> str:
-        home: Path | None = info.data.get("shellback_home")
-        if not value:
-            return f"sqlite:///{home}/shellback.db"
-        scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in _DATABASES:
-            raise ValueError("unknown kind of database")
-        if _DATABASES[scheme] != "sqlite":
-            return f"{_DATABASES[scheme]}://{rest}"
-        path, _, query = rest.removeprefix("/").partition("?")
-        if not rest.startswith("/") or not path or path == ":memory:":
-            raise ValueError("worker and command line share the file, so it needs a name")
-        return f"sqlite:///{Path(path).expanduser().absolute()}" + (f"?{query}" if query else "")
+        return database_of(value, info.data.get("shellback_home"))
 
     @property
     def hidden(self) -> tuple[Path, ...]:
@@ -375,11 +358,6 @@ def engine_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _OF_ENGINES if os.environ.get(name)}
 
 
-def plain_terminal(*, by_kind: bool = False) -> bool:
-    """Whether NO_COLOR or TERM=dumb asks for plain text; with `by_kind`, TERM alone."""
-    return (bool(os.environ.get("NO_COLOR")) and not by_kind) or os.environ.get("TERM") == "dumb"
-
-
 @dataclass(frozen=True, slots=True)
 class Origins:
     """`of`: the source of each setting. `passed_on`: other names in `.env`. `doubtful`: probable typos among these."""
@@ -406,12 +384,9 @@ def origins() -> Origins:
 
 
 def _surroundings(settings: type[Settings]) -> Mapping[str, str]:
-    found = dotenv(os.environ)
-    known = {name.upper() for name in settings.model_fields}
-    for name, value in found.items():
-        if value and name not in known:
-            os.environ.setdefault(name, value)
-    return {name: value for name, value in found.items() if value} | {k: v for k, v in os.environ.items() if v}
+    found = variables()
+    pass_on(found, {name.upper() for name in settings.model_fields})
+    return found
 
 
 def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]:

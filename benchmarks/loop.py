@@ -36,7 +36,7 @@ class Stage:
         from shellback.wiring import wiring
 
         self.where = where
-        self._environ = {
+        self.environ = {
             **plain_environment(),
             "SHELLBACK_HOME": str(where.home),
             "WORKSPACE_ROOT": str(where.workspace),
@@ -48,12 +48,12 @@ class Stage:
             "LOG_LEVEL": "WARNING",
             **environ,
         }
-        self.settings = Settings.load(self._environ)
+        self.settings = Settings.load(self.environ)
         self._stack = contextlib.ExitStack()
         try:
             self.place = self._stack.enter_context(wiring.place(self.settings))
             self.enqueuer = self._stack.enter_context(wiring.enqueuing(self.place))
-            self.worker = WorkerChild(self.place, self._environ)
+            self.worker = WorkerChild(self.place, self.environ)
             self._stack.callback(self._end)
             self.worker.wait_ready()
         except BaseException:

@@ -17,40 +17,42 @@ import sqlalchemy as sa
 
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms, say
 from benchmarks.loop import Stage, stage
-from benchmarks.rig import ground
 
 CONVERSATIONS: Final = 200
 ITEMS: Final = 500
 DRAIN_S: Final = 300.0
 
 
-def shown(options: Options) -> Mapping[str, Reading]:
-    from shellback.settings import Settings, plain_environment
-    from shellback.wiring import wiring
+COMMANDS: Final = {
+    "ps": ("ps",),
+    "queue": ("queue",),
+    "approvals list": ("approvals", "list"),
+    "send": ("send", "-c", "sent", "hello"),
+    "send --wait": ("send", "-c", "waited", "--wait", "hello"),
+}
 
-    where = ground(options.directory)
-    environ = {
-        **plain_environment(),
-        "SHELLBACK_HOME": str(where.home),
-        "WORKSPACE_ROOT": str(where.workspace),
-    }
-    with wiring.place(Settings.load(environ)):
-        pass
 
+def commands(options: Options) -> Mapping[str, Reading]:
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "timeout": 60}
 
-    def run(*argv: str) -> Any:
+    def run(on: Stage, *argv: str) -> Any:
         async def once() -> float:
             began = time.perf_counter()
-            await asyncio.to_thread(subprocess.run, argv, env=environ, cwd=where.root, check=True, **quiet)
+            await asyncio.to_thread(subprocess.run, argv, env=on.environ, cwd=on.where.root, check=True, **quiet)
             return time.perf_counter() - began
 
         return once
 
-    ours = run(str(Path(sys.executable).with_name("shellback")), "ps")
-    theirs = run(sys.executable, "-c", "pass")
-    took, bare = asyncio.run(alternate(options.samples(30), ours, theirs, warm_up=2))
-    return {"ps": Reading(measured=ms(took), baseline=ms(bare), note="baseline: python -c pass")}
+    program = str(Path(sys.executable).with_name("shellback"))
+    with stage(options) as on:
+        measures = [run(on, program, *words) for words in COMMANDS.values()]
+        *took, bare = asyncio.run(
+            alternate(options.samples(30), *measures, run(on, sys.executable, "-c", "pass"), warm_up=2)
+        )
+    return {
+        name: Reading(measured=ms(one), baseline=ms(bare), note="baseline: python -c pass")
+        for name, one in zip(COMMANDS, took, strict=True)
+    }
 
 
 def starts(options: Options) -> Mapping[str, Reading]:
@@ -135,9 +137,16 @@ def fairness(options: Options) -> Mapping[str, Reading]:
 
 BENCHES = (
     Bench(
-        name="ps",
-        run=shown,
-        figures=(Figure(name="ps", says="`shellback ps` from its start to its end", limit=400.0),),
+        name="commands",
+        run=commands,
+        figures=tuple(
+            Figure(
+                name=name,
+                says=f"`shellback {name}` from its start to its end, beside a worker",
+                limit=300.0 if "--wait" in words else 150.0,
+            )
+            for name, words in COMMANDS.items()
+        ),
     ),
     Bench(
         name="send to turn",

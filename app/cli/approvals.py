@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from shellback.cli.findings import open_line
-from shellback.cli.freshness import Freshness
+from shellback.cli.asking import asking
 from shellback.cli.options import conversation_option, request_ids
-from shellback.cli.output import undrawn
-from shellback.cli.policy import around
-from shellback.cli.rules import kept
 from shellback.cli.shared import (
-    PENDING,
+    Cells,
     Columns,
     Refused,
+    Whole,
     age,
     columns,
     json_option,
+    laid_out,
     me,
     opened,
     show,
-    table_lines,
-    until,
+    table_of,
     utf8,
     wants_json,
 )
-from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
-from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
-from shellback.exec.policy.rules.matching import Facts
-from shellback.exec.policy.rules.rule import Rule
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
+    from shellback.exec.policy.rules.rule import Rule
     from shellback.wiring.wiring import Place
     from shellback.work.approvals.approvals import Request, Scope
-    from shellback.work.queue.queues import Enqueuer
-
-PROPOSED_S: Final = 30.0
-"""The time in which a worker has to propose the call with changed arguments."""
-SURFACE: Final = "cli"
 
 
 @click.group()
@@ -77,26 +62,45 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     --watch updates the list until Ctrl-C: in place on a terminal; elsewhere it prints one line (with --json one
     object) for each request that is new, has changed, or is gone.
     """
-    from shellback.work.approvals import approvals as requests
+    if watching:
+        _watch(conversation, everything=everything)
+    with asking() as ask:
+        found = ask("requests", conversation=conversation, everything=everything, programs=wants_json())
+    show(found, laid_out(found))
+
+
+def _watch(conversation: str | None, *, everything: bool) -> NoReturn:
+    from shellback.cli.freshness import Freshness
 
     with opened() as where:
+        watch(
+            lambda: _found(where, conversation, everything=everything),
+            lambda one: one.id,
+            lambda now: [*laid_out([*_table(now), *Freshness(where).lines()])],
+            _line,
+        )
 
-        def look() -> list[Request]:
-            return where.database.read_now(
-                requests.find, conversation_id=conversation, state=None if everything else "pending"
-            )
 
-        if watching:
-            watch(look, lambda one: one.id, lambda now: [*_listed(now), *Freshness(where).lines()], _line)
-        found, said, fresh = look(), open_line(where), Freshness(where)
+def listed(where: Place, *, conversation: str | None, everything: bool, programs: bool) -> object:
+    """The requests and what belongs to them: for programs, or as parts of an answer for people."""
+    from shellback.cli.findings import open_line
+    from shellback.cli.freshness import Freshness
+
+    found, fresh = _found(where, conversation, everything=everything), Freshness(where)
+    if programs:
+        return [facts_of(request) | fresh.fact() for request in found]
     more = ["`shellback approvals show ID` shows a request in full"] if found else []
-    lines = [*_listed(found), *more, *([said] if said else []), *fresh.lines()]
-    show([facts_of(request) | fresh.fact() for request in found], lines)
+    said = open_line(where)
+    return [*_table(found), *more, *([said] if said else []), *fresh.lines()]
 
 
-def _listed(found: Sequence[Request]) -> list[str]:
-    if not found:
-        return ["nothing waits for approval"]
+def _found(where: Place, conversation: str | None, *, everything: bool) -> list[Request]:
+    from shellback.work.approvals import approvals as requests
+
+    return where.database.read_now(requests.find, conversation_id=conversation, state=None if everything else "pending")
+
+
+def _table(found: Sequence[Request]) -> list[str | Cells]:
     now = time.time()
     headings: Columns[Request] = {
         "ID": "id",
@@ -104,11 +108,9 @@ def _listed(found: Sequence[Request]) -> list[str]:
         "STATE": "state",
         "LEFT": lambda one: age(max(0.0, one.expires_at - now)) if one.state == "pending" else None,
         "TOOL": "tool_name",
+        "WHAT": lambda one: Whole(_what(one)),
     }
-    lines = table_lines(found, headings)
-    room = max(map(len, map(undrawn, lines)))
-    whats = ["WHAT", *map(_what, found)]
-    return [f"{line}{' ' * (room - len(undrawn(line)))}  {what}" for line, what in zip(lines, whats, strict=True)]
+    return [table_of(found, headings)] if found else ["nothing waits for approval"]
 
 
 def _what(one: Request) -> str:
@@ -130,12 +132,14 @@ def show_(request_id: str) -> None:
     `\x1b` and `\u{200B}` stand for such characters. A backslash of the call that would look like an escape is shown
     as `\x5c`. A line that begins with ↳ continues the line above it.
     """
+    from shellback.cli.approving import whole
+    from shellback.cli.freshness import Freshness
     from shellback.work.approvals import approvals as requests
 
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
         fresh = Freshness(where)
-    lines = [*folded(_whole(request), columns()), *fresh.lines()]
+    lines = [*folded(whole(request), columns()), *fresh.lines()]
     show(facts_of(request) | fresh.fact(), lines)
 
 
@@ -180,9 +184,10 @@ def approve(
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.cli.approving import Approving, arguments_of
     from shellback.wiring import wiring
 
-    arguments = changed and _arguments(changed)
+    arguments = changed and arguments_of(changed)
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         approving = Approving(where=where, enqueuer=enqueuer, yes=yes)
         if arguments:
@@ -194,33 +199,20 @@ def approve(
     _say(facts, "approved")
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        given = json.loads(utf8(text, "--args"))
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"--args is not JSON: {error}") from None
-    if not isinstance(given, dict) or not given:
-        raise Refused('--args is not a JSON object with arguments: give {"command": "..."}')
-    return cast("dict[str, Any]", given)
-
-
 @approvals.command()
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @click.option("--reason", metavar="TEXT", help="Reason for the agent.")
 @json_option
 def deny(request_id: str, reason: str | None) -> None:
     """Deny this call; the agent is told, with the reason."""
+    from shellback.cli.approving import SURFACE, decided
     from shellback.wiring import wiring
     from shellback.work.approvals import approvals as requests
 
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
-        request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
-    _say(_decided(request), "denied")
-
-
-def _decided(request: Request) -> dict[str, Any]:
-    return {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+        request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface=SURFACE, note=note)
+    _say(decided(request), "denied")
 
 
 def _say(facts: dict[str, Any], wanted: str) -> None:
@@ -229,136 +221,6 @@ def _say(facts: dict[str, Any], wanted: str) -> None:
     show(facts, [f"{facts['id']} {facts['state']}", *rules] if in_time else ())
     if not in_time:
         raise Refused(f"{facts['id']} is {facts['state']}: the decision came too late. Nothing runs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approving:
-    """One approval from the command line, with its output and questions."""
-
-    where: Place
-    enqueuer: Enqueuer
-    yes: bool
-
-    def change(self, request_id: str, arguments: dict[str, Any]) -> str:
-        """Have a worker propose the call with these arguments, show it and ask; returns the digest of the shown call.
-
-        Raises:
-            Refused: No worker proposed it, or it would be refused.
-            SystemExit: It waits for other calls or for a confirmation.
-        """
-        from shellback.work.approvals import approvals as requests
-
-        database = self.where.database
-        before = database.read_now(requests.get, request_id)
-        args = {**(before.changed_args or before.args), **arguments}
-        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "args": args}
-        changed = requests.settle(database, self.enqueuer, before.id, "changed", **how)
-        if changed.state != "changed":
-            raise Refused(f"{changed.id} is {changed.state}: the decision came too late. Nothing runs")
-        request = self._proposed(changed)
-        self._tell(*folded(_whole(request), columns()))
-        if refused := request.display.get("refused"):
-            raise Refused(f"the changed call {request.id} would be refused: {refused}. Change it again, or deny it")
-        self._confirm(f"shellback approvals approve {request.id} --digest {request.digest}")
-        return request.digest
-
-    def _proposed(self, changed: Request) -> Request:
-        from shellback.work.approvals import approvals as requests
-
-        database = self.where.database
-        others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
-        if others:
-            self._tell(
-                f"{changed.id} is changed; it waits for approval again after {len(others)} other waiting call(s)"
-            )
-            sys.exit(PENDING)
-
-        def proposed() -> Request | None:
-            request = database.read_now(requests.get, changed.id)
-            return None if request.state == "changed" else request
-
-        return until(
-            proposed,
-            PROPOSED_S,
-            f"{changed.id} is changed, but no worker proposed the changed call within {PROPOSED_S:g} s; "
-            "`shellback doctor` says whether a worker runs. Later, `shellback approvals list` shows the proposal",
-        )
-
-    def offer(self, request_id: str, *, digest: str | None, everywhere: bool, days: int) -> tuple[str, Sequence[Rule]]:
-        """Show the rules that would be saved, and ask; returns the digest of their call, and the rules.
-
-        Raises:
-            InvalidCommand: No rule can be made; the message says why.
-            SystemExit: It waits for a confirmation.
-        """
-        from shellback.exec.policy.rules.remember import rules_for
-        from shellback.exec.tools.registry import tool_named
-        from shellback.work.approvals import approvals as requests
-
-        request = self.where.database.read_now(requests.get, request_id)
-        if digest not in {None, request.digest}:
-            raise Refused(f"approval request {request.id} has changed since you saw it: show it again")
-        display = request.display
-        kind = KINDS.get(str(display.get("backend")))
-        surroundings = around(
-            self.where.settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates
-        )
-        facts = Facts(
-            command=str(display.get("command")),
-            backend=str(display.get("backend")),
-            profile=str(display.get("profile")),
-            conversation_id=request.conversation_id,
-            cwd=surroundings.cwd,
-            more=any(display.get(name) for name in ("env", "stdin", "keep_stdin_open", "pty")),
-            now=time.time(),
-        )
-        rules = rules_for(
-            tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
-        )
-        if not rules:
-            raise Refused(
-                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
-            )
-        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
-        self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
-        return request.digest, rules
-
-    def approve(
-        self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
-    ) -> dict[str, Any]:
-        """Approve, and save the rules, in one transaction; returns the outcome."""
-        from shellback.work.approvals import approvals as requests
-
-        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
-        saved: list[Rule] = []
-
-        def remember(conn: sa.Connection, request: Request) -> None:
-            saved[:] = kept(conn, rules, conversation=request.conversation_id, request_id=request.id)
-
-        request = requests.settle(
-            self.where.database, self.enqueuer, request_id, "approved", then=remember if rules else None, **how
-        )
-        return {
-            **_decided(request),
-            **({"scope": request.scope} if request.scope != "once" else {}),
-            **({"rules": [{"id": one.id, "rule": one.described()} for one in saved]} if saved else {}),
-        }
-
-    def _tell(self, *lines: str) -> None:
-        for line in lines:
-            click.echo(line, err=wants_json())
-
-    def _confirm(self, otherwise: str) -> None:
-        if self.yes:
-            return
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            self._leave(f"not approved yet; to approve exactly this, run: {otherwise}")
-        if not confirmed("approve exactly this?"):
-            self._leave("not approved; the call still waits")
-
-    def _leave(self, text: str) -> NoReturn:
-        click.echo(text, err=True)
-        sys.exit(PENDING)
 
 
 def facts_of(request: Request) -> dict[str, Any]:
@@ -371,23 +233,3 @@ def wanted(request: Request) -> list[str]:
     changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
     head = f"? {shown_line(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
     return [head, *request_lines(request.display)]
-
-
-def _whole(request: Request) -> list[str]:
-    """All lines about a request."""
-    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
-    lines = [visible_line(head), *request_lines(request.display)]
-    if request.changed_args is not None:
-        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
-        lines += request_lines(asked | {"changed by": request.changed_by})
-    lines.append(f"    digest: {request.digest}")
-    left = request.expires_at - time.time()
-    if request.state == "pending":
-        lines.append(f"    expires in: {age(max(0.0, left))}")
-    elif request.decided_by:
-        note = f": {request.note}" if request.note else ""
-        decided = {"decided by": f"{request.decided_by} through {request.surface}{note}"}
-        lines += request_lines(decided | ({"holds for": "the session"} if request.scope == "session" else {}))
-    if request.used_by:
-        lines.append(f"    used by: {request.used_by}")
-    return lines

@@ -70,7 +70,7 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
       shellback attach xtmc
       shellback attach --read-only xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.settings import plain_terminal
+    from shellback.environment import plain_terminal
 
     with opened() as where:
         session = find_session(where, session_id)

@@ -28,7 +28,7 @@ SECTIONS: Final = {
         "conversations": ("conversations", "List conversations, show one, or export one."),
     },
     "Processes": {
-        "ps": ("processes", "List processes that agents started."),
+        "ps": ("ps", "List processes that agents started."),
         "logs": ("logs", "Show the output of a process."),
         "attach": ("attach", "Attach your terminal to a process: see its output, and type."),
         "kill": ("processes", "End a process and everything it started."),

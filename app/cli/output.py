@@ -84,7 +84,7 @@ def drawn(sequence: str) -> str:
 
 def styled(text: str, how: Literal["bold", "red", "green", "yellow"]) -> str:
     """The text in bold or a colour, on a terminal that has colours and without NO_COLOR."""
-    from shellback.settings import plain_terminal
+    from shellback.environment import plain_terminal
 
     begin = "" if plain_terminal() else drawn(f"\x1b[{_STYLES[how]}m")
     return begin + text + drawn("\x1b[0m") if begin else text

@@ -1,36 +1,19 @@
-"""`shellback ps` and `kill`: the processes of every conversation."""
+"""`shellback kill`."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from shellback.cli import unknown
-from shellback.cli.findings import open_line
-from shellback.cli.freshness import Freshness
-from shellback.cli.options import conversation_option, session_ids
-from shellback.cli.shared import (
-    Columns,
-    Refused,
-    age,
-    asked,
-    json_option,
-    opened,
-    show,
-    table_lines,
-    the_one,
-    wants_json,
-)
+from shellback.cli.options import session_ids
+from shellback.cli.shared import Refused, asked, json_option, opened, show, the_one, wants_json
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
-from shellback.cli.watching import watch, watch_option
 from shellback.exec.core import limits
-from shellback.exec.core.display import shown_line, visible_line
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import Session, SessionId
 from shellback.exec.core.ports import SupervisorPort
@@ -40,102 +23,9 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
 
-@click.command()
-@conversation_option
-@click.option("--all", "everything", is_flag=True, help="Include ended processes.")
-@click.option(
-    "--unknown", "strangers", is_flag=True, help="List processes that the supervisor has and the database does not."
-)
-@watch_option
-@json_option
-def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool) -> None:
-    """List processes that agents started, and blocked conversations with unread news.
-
-    \b
-      shellback ps                 running processes
-      shellback ps --all -c build  all processes of one conversation, ended ones too
-      shellback ps --watch         update in place on a terminal; elsewhere one line per change
-      shellback ps --unknown       after the database was restored: processes that it does not know
-    """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.storage import findings as rows
-    from shellback.storage import sessions
-
-    if strangers and (conversation or everything or watching):
-        raise click.UsageError("--unknown excludes --all, --watch and --conversation: it lists unknown processes only")
-    with opened() as where:
-        if strangers:
-            found = unknown.listed(where)
-            show([asdict(one) for one in found], unknown.lines(found))
-            return
-
-        def look() -> list[Session]:
-            return where.database.read_now(
-                sessions.find, conversation_id=conversation, live=None if everything else True
-            )
-
-        def lines(found: Sequence[Session]) -> list[str]:
-            none = "no processes" if everything else "no running processes (--all includes ended ones)"
-            waiting = where.database.read_now(_behind_blocks)
-            said = open_line(where, conversation)
-            return [
-                *(table_lines(found, _COLUMNS) if found else [none]),
-                *(
-                    f"{row['unread']} unread in {visible_line(row['conversation'])}, blocked: {row['reason']}"
-                    for row in waiting
-                ),
-                *Freshness(where, (one.host_id for one in found if one.live)).lines(),
-                *([said] if said else []),
-            ]
-
-        if watching:
-            watch(look, lambda one: one.id, lines, _line)
-        found = look()
-        if not wants_json():
-            show(None, lines(found))
-            return
-        fresh = Freshness(where, (one.host_id for one in found))
-        facts = {
-            "sessions": [asdict(one) | fresh.fact(one.host_id) for one in found],
-            "blocked": where.database.read_now(_behind_blocks),
-            "findings": [asdict(one) for one in where.database.read_now(rows.find, conversation_id=conversation)],
-        }
-        show(facts | fresh.fact(), ())
-
-
-_COLUMNS: Columns[Session] = {
-    "SESSION": "id",
-    "CONVERSATION": "conversation_id",
-    "STATE": lambda one: one.state.value,
-    "END": lambda one: None if one.end is None else how(one.end),
-    "BACKEND": lambda one: f"{one.backend}/{one.profile}",
-    "ALLOWED BY": lambda one: one.granted_by or None,
-    "AGE": lambda one: age(time.time() - (one.started_at or one.created_at)),
-    "COMMAND": "command",
-}
-
-
-def _line(one: Session) -> str:
-    end = "" if one.end is None else f"  {ending(one)}"
-    return visible_line(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  ") + shown_line(one.command)
-
-
 def ending(session: Session) -> str:
     """The end of a session in a few words, "not yet" while it lives."""
     return "not yet" if session.end is None else how(session.end)
-
-
-def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
-    import sqlalchemy as sa
-
-    from shellback.storage.tables import conversations, mailbox
-
-    query = (
-        sa.select(conversations.c.id, conversations.c.blocked_reason, sa.func.count(mailbox.c.id))
-        .join(mailbox, mailbox.c.conversation_id == conversations.c.id)
-        .where(conversations.c.state == "blocked", mailbox.c.state == "unread")
-        .group_by(conversations.c.id, conversations.c.blocked_reason)
-    )
-    return [{"conversation": row[0], "reason": row[1], "unread": row[2]} for row in conn.execute(query)]
 
 
 def find_session(where: Place, given: str) -> Session:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.freshness import Freshness
-from shellback.cli.shared import Columns, age, json_option, opened, show, table_lines
+from shellback.cli.asking import asking
+from shellback.cli.shared import Cells, Columns, age, json_option, laid_out, show, table_of, wants_json
 
 if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
     from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
 
 _REMEDIES = {
@@ -34,27 +35,36 @@ def queue(all_hosts: bool) -> None:
       shellback queue
       shellback queue --json | jq '.waiting[].items'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    with asking() as ask:
+        found = ask("queue", all_hosts=all_hosts, programs=wants_json())
+    show(found, laid_out(found))
+
+
+def listed(where: Place, *, all_hosts: bool, programs: bool) -> object:
+    """What waits, runs and is blocked: for programs, or as parts of an answer for people."""
+    from shellback.cli.freshness import Freshness
     from shellback.work.queue import standing
 
-    with opened() as where:
-        found = where.database.read_now(standing.backlog, None if all_hosts else where.host_id)
-        fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
-    show(asdict(found) | fresh.fact(), [*_lines(found, hosts=all_hosts), *fresh.lines()])
+    found = where.database.read_now(standing.backlog, None if all_hosts else where.host_id)
+    fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
+    return asdict(found) | fresh.fact() if programs else [*_parts(found, hosts=all_hosts), *fresh.lines()]
 
 
-def _lines(found: Backlog, *, hosts: bool) -> list[str]:
+def _parts(found: Backlog, *, hosts: bool) -> list[str | Cells]:
     now = time.time()
     host: dict[str, str] = {"HOST": "host_id"} if hosts else {}
     if not (found.waiting or found.running or found.blocked):
         return ["no waiting items, no running turns, no blocked conversations"]
-    lines = ["no waiting items"]
+    parts: list[str | Cells] = []
     if found.waiting:
         waiting: Columns[Waiting] = {
             "WAITING": "priority",
             "ITEMS": "items",
             "OLDEST": lambda one: age(now - one.oldest),
         }
-        lines = table_lines(found.waiting, waiting | host)
+        parts.append(table_of(found.waiting, waiting | host))
+    else:
+        parts.append("no waiting items")
     if found.running:
         running: Columns[Running] = {
             "RUNNING": "conversation",
@@ -63,7 +73,7 @@ def _lines(found: Backlog, *, hosts: bool) -> list[str]:
             "FOR": lambda one: age(now - one.started_at),
             "NOTE": lambda one: f"{one.executions} executions" if one.executions > 1 else None,
         }
-        lines += ["", *table_lines(found.running, running | host)]
+        parts += ["", table_of(found.running, running | host)]
     if found.blocked:
         blocked: Columns[Blocked] = {
             "BLOCKED": "conversation",
@@ -72,5 +82,5 @@ def _lines(found: Backlog, *, hosts: bool) -> list[str]:
             "UNREAD": "unread",
             "WHAT TO DO": lambda one: _REMEDIES.get(one.reason),
         }
-        lines += ["", *table_lines(found.blocked, blocked | host)]
-    return lines
+        parts += ["", table_of(found.blocked, blocked | host)]
+    return parts

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.shared import (
-    OF_A_FATE,
-    Refused,
-    columns,
-    json_option,
-    me,
-    opened,
-    show,
-    until,
-    utf8,
-)
+from shellback.cli.asking import asking
+from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, show, utf8
 from shellback.exec.core.display import folded, visible_line
-from shellback.work.queue.items import Priority
 
 if TYPE_CHECKING:
     from shellback.storage.db import Database
+    from shellback.wiring.wiring import Place
     from shellback.work.approvals.approvals import Request
     from shellback.work.approvals.sending import Sent
 
@@ -60,61 +52,75 @@ def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout:
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
-    from shellback.wiring import wiring
-    from shellback.work.approvals import sending
-
     body = _from_stdin() if text == "-" else utf8(text, "the message")
-    with opened() as where:
-        with wiring.enqueuing(where) as enqueuer:
-            sent = sending.deliver(
-                where.database,
-                enqueuer,
-                conversation,
-                body,
-                host_id=where.host_id,
-                priority=Priority[priority.upper()],
-                waiting=wait,
-                interrupt=interrupt,
-                by=me(),
-            )
+    how: dict[str, Any] = {"priority": priority.upper(), "waiting": wait, "interrupt": interrupt, "by": me()}
+    code = 0
+    with asking() as ask:
+        # The key makes a repeat change nothing, when a worker ends before it answers.
+        found = ask("send", conversation=conversation, text=body, key=uuid.uuid4().hex, **how)
+        sent, alone = found["sent"], found["alone"]
         facts: dict[str, Any] = {
             "conversation": conversation,
-            "item": sent.item_id,
-            "pending_approvals": 0 if interrupt else sent.pending_approvals,
-            "blocked": sent.blocked,
+            "item": sent["item_id"],
+            "pending_approvals": 0 if interrupt else sent["pending_approvals"],
+            "blocked": sent["blocked"],
         }
-        code = 0
-        home = home_of(where, conversation)
-        said = waits(conversation, home)
-        alone = home is None and not worker_lives(where)
-        if said:
-            click.echo(f"shellback: {said}", err=True)
+        if found["waits"]:
+            click.echo(f"shellback: {found['waits']}", err=True)
         if wait and alone:
             click.echo(f"{NO_WORKER}; waiting for one", err=True)
         if wait:
-            code = _wait(where.database, sent, timeout, facts)
+            late = (
+                f"no answer within {timeout:g} s. The message is stored (item {sent['item_id']}) and will be answered; "
+                "`shellback doctor` says whether a worker runs"
+            )
+            facts |= ask("outcome", wait_s=timeout, late=late, sent=sent)
+            code = OF_A_FATE.get(facts["outcome"], 0)
     show(facts, _lines(facts))
     if alone and not wait:
         click.echo(NO_WORKER, err=True)
     sys.exit(code)
 
 
-def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any]) -> int:
-    waiting = Waiting(database, sent)
-    fate = until(
-        waiting.look,
-        timeout,
-        f"no answer within {timeout:g} s. The message is stored (item {sent.item_id}) and will be answered; "
-        "`shellback doctor` says whether a worker runs",
-    )
-    facts["outcome"] = fate
-    if fate == "pending_approval":
-        facts["approvals"] = [
-            {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
-        ]
-    elif fate != "set_aside":
-        facts["answer"] = waiting.answer
-    return OF_A_FATE.get(fate, 0)
+def deliver(where: Place, *, conversation: str, text: str, priority: str, **how: Any) -> dict[str, Any]:
+    """Store a message; what was stored, who will not read it soon, and whether no worker runs."""
+    from shellback.cli.freshness import home_of, waits, worker_lives
+    from shellback.wiring import wiring
+    from shellback.work.approvals import sending
+    from shellback.work.queue.items import Priority
+
+    with wiring.enqueuing(where) as enqueuer:
+        sent = sending.deliver(
+            where.database, enqueuer, conversation, text, host_id=where.host_id, priority=Priority[priority], **how
+        )
+    home = home_of(where, conversation)
+    return {
+        "sent": asdict(sent),
+        "waits": waits(conversation, home),
+        "alone": home is None and not worker_lives(where),
+    }
+
+
+def outcome(where: Place, *, sent: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
+    """Looks for the outcome of a message that `deliver` has stored."""
+    from shellback.work.approvals.sending import Sent
+
+    waiting = Waiting(where.database, Sent(**sent))
+
+    def look() -> dict[str, Any] | None:
+        fate = waiting.look()
+        if fate is None:
+            return None
+        facts: dict[str, Any] = {"outcome": fate}
+        if fate == "pending_approval":
+            facts["approvals"] = [
+                {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
+            ]
+        elif fate != "set_aside":
+            facts["answer"] = waiting.answer
+        return facts
+
+    return look
 
 
 def _from_stdin() -> str:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -257,16 +257,40 @@ def show(facts: object, lines: Iterable[str]) -> None:
         click.echo(line)
 
 
+class Whole(str):
+    """A value of a table that is never cut."""
+
+    __slots__ = ()
+
+
+Cells = list[list[str]]
+"""A table: its headings, then its rows."""
+
+
+def table_of(rows: Iterable[T], columns: Columns[T]) -> Cells:
+    """Rows under headings; long values are cut, and control characters made visible."""
+    return [
+        [*columns],
+        *([_cell(getattr(row, of) if isinstance(of, str) else of(row)) for of in columns.values()] for row in rows),
+    ]
+
+
+def laid_out(parts: Iterable[str | Cells]) -> Iterator[str]:
+    """The lines of an answer; names of states in tables are coloured."""
+    for part in parts:
+        if isinstance(part, str):
+            yield part
+            continue
+        widths = [max(map(len, column)) for column in zip(*part, strict=True)]
+        for number, cells in enumerate(part):
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            padded[-1] = padded[-1].rstrip()
+            yield "  ".join(map(coloured, padded) if number else padded).rstrip()
+
+
 def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:
-    """Rows under headings; long values are cut, and names of states are coloured."""
-    shown = [[_cell(getattr(row, of) if isinstance(of, str) else of(row)) for of in columns.values()] for row in rows]
-    widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns)]
-    lines = ["  ".join(head.ljust(width) for head, width in zip(columns, widths, strict=True)).rstrip()]
-    for cells in shown:
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        padded[-1] = padded[-1].rstrip()
-        lines.append("  ".join(map(coloured, padded)).rstrip())
-    return lines
+    """`table_of` in lines."""
+    return [*laid_out([table_of(rows, columns)])]
 
 
 _COLOURS: Final[dict[str, Literal["green", "yellow", "red"]]] = {
@@ -285,6 +309,8 @@ def coloured(text: str) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, Whole):
+        return value
     text = shown_line(str(value))
     return text if len(text) <= 60 else text[:59] + "…"
 

@@ -25,6 +25,7 @@ from shellback.wiring.choice import Choice, choose
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
     from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
 
@@ -62,7 +63,7 @@ def worker(while_stdin: bool) -> None:
             _announce(settings, chosen)
             if while_stdin and chosen.fallen_back:
                 click.echo(f"{ON_THE_HOST}{chosen.why}", err=True)
-            asyncio.run(_serve(built, while_stdin=while_stdin))
+            asyncio.run(_serve(where, built, while_stdin=while_stdin))
     except ExecutorTaken as taken:
         raise Refused(_taken(taken, settings)) from None
 
@@ -88,7 +89,9 @@ def _taken(taken: ExecutorTaken, settings: Settings) -> str:
     return f"a worker with the name {taken.name!r} is already running: {who}. {remedy}"
 
 
-async def _serve(built: Worker, *, while_stdin: bool) -> None:
+async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
+    from shellback.cli.desk import Desk
+
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -106,8 +109,9 @@ async def _serve(built: Worker, *, while_stdin: bool) -> None:
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(built.fallen.wait())]
     try:
         if await _started(built, ends):
-            click.echo("ready", err=True)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            async with Desk(where):
+                click.echo("ready", err=True)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             click.echo("draining: running turns end first", err=True)
     finally:
         for end in ends:

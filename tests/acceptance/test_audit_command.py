@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.cli.approvals import Approving
+from shellback.cli.approving import Approving
 from shellback.cli.shared import Refused
 from shellback.exec.core.display import original
 from shellback.storage import rules as saved

@@ -33,7 +33,9 @@ JUSTIFIED: dict[str, str] = {
     "exec/shell/workspaces/capability.py": "its `read_bytes` is that of the files of a workspace",
     # Not of a workspace.
     "checks/": KERNEL,
+    "cli/asking.py": STATE,
     "cli/children.py": STATE,
+    "cli/desk.py": STATE,
     "cli/logs.py": STATE,
     "cli/main.py": KERNEL,
     "cli/terminal/raw_terminal.py": KERNEL,

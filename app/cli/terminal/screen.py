@@ -79,7 +79,7 @@ class Keyboard:
         self._stopped = True  # another program may have changed the modes meanwhile
 
     def _set(self) -> None:
-        from shellback.settings import plain_terminal
+        from shellback.environment import plain_terminal
 
         self._stopped = False
         modes = termios.tcgetattr(self._fd)

@@ -4,6 +4,7 @@ SHELLBACK_HOME/                0700
 version.N                    empty; N is the version of what is in here
 host_id                      random, made once
 bells/                       a socket per queue and worker: a datagram says that an item was enqueued
+desk/                        a socket per worker that answers questions of commands
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;

@@ -89,11 +89,13 @@ def send(  # noqa: PLR0913 - what a message is
 def deliver(database: Database, enqueuer: Enqueuer, conversation_id: str, text: str, **how: Any) -> Sent:
     """`send` in a transaction of its own; after an unknown outcome it is repeated once. The message is stored once.
 
+    The caller gives a `key` if it repeats the message itself.
+
     Raises:
         InvalidRequest: The name or the text is not acceptable.
         OutcomeUnknown: The outcome of the repeat is unknown too.
     """
-    how["key"] = uuid.uuid4().hex
+    how.setdefault("key", uuid.uuid4().hex)
     try:
         return database.write_now(send, enqueuer, conversation_id, text, **how)
     except OutcomeUnknown:

@@ -1,0 +1,199 @@
+"""One approval from the command line: the changed call, the rules to remember, and the decision."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+import click
+
+from shellback.cli.policy import around
+from shellback.cli.rules import kept
+from shellback.cli.shared import PENDING, Refused, age, columns, me, until, utf8, wants_json
+from shellback.cli.terminal.screen import confirmed
+from shellback.exec.backends.kinds import KINDS
+from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
+from shellback.exec.policy.rules.matching import Facts
+from shellback.exec.policy.rules.rule import Rule
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Request, Scope
+    from shellback.work.queue.queues import Enqueuer
+
+PROPOSED_S: Final = 30.0
+"""The time in which a worker has to propose the call with changed arguments."""
+SURFACE: Final = "cli"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approving:
+    """One approval from the command line, with its output and questions."""
+
+    where: Place
+    enqueuer: Enqueuer
+    yes: bool
+
+    def change(self, request_id: str, arguments: dict[str, Any]) -> str:
+        """Have a worker propose the call with these arguments, show it and ask; returns the digest of the shown call.
+
+        Raises:
+            Refused: No worker proposed it, or it would be refused.
+            SystemExit: It waits for other calls or for a confirmation.
+        """
+        from shellback.work.approvals import approvals as requests
+
+        database = self.where.database
+        before = database.read_now(requests.get, request_id)
+        args = {**(before.changed_args or before.args), **arguments}
+        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "args": args}
+        changed = requests.settle(database, self.enqueuer, before.id, "changed", **how)
+        if changed.state != "changed":
+            raise Refused(f"{changed.id} is {changed.state}: the decision came too late. Nothing runs")
+        request = self._proposed(changed)
+        self._tell(*folded(whole(request), columns()))
+        if refused := request.display.get("refused"):
+            raise Refused(f"the changed call {request.id} would be refused: {refused}. Change it again, or deny it")
+        self._confirm(f"shellback approvals approve {request.id} --digest {request.digest}")
+        return request.digest
+
+    def _proposed(self, changed: Request) -> Request:
+        from shellback.work.approvals import approvals as requests
+
+        database = self.where.database
+        others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
+        if others:
+            self._tell(
+                f"{changed.id} is changed; it waits for approval again after {len(others)} other waiting call(s)"
+            )
+            sys.exit(PENDING)
+
+        def proposed() -> Request | None:
+            request = database.read_now(requests.get, changed.id)
+            return None if request.state == "changed" else request
+
+        return until(
+            proposed,
+            PROPOSED_S,
+            f"{changed.id} is changed, but no worker proposed the changed call within {PROPOSED_S:g} s; "
+            "`shellback doctor` says whether a worker runs. Later, `shellback approvals list` shows the proposal",
+        )
+
+    def offer(self, request_id: str, *, digest: str | None, everywhere: bool, days: int) -> tuple[str, Sequence[Rule]]:
+        """Show the rules that would be saved, and ask; returns the digest of their call, and the rules.
+
+        Raises:
+            InvalidCommand: No rule can be made; the message says why.
+            SystemExit: It waits for a confirmation.
+        """
+        from shellback.exec.policy.rules.remember import rules_for
+        from shellback.exec.tools.registry import tool_named
+        from shellback.work.approvals import approvals as requests
+
+        request = self.where.database.read_now(requests.get, request_id)
+        if digest not in {None, request.digest}:
+            raise Refused(f"approval request {request.id} has changed since you saw it: show it again")
+        display = request.display
+        kind = KINDS.get(str(display.get("backend")))
+        surroundings = around(
+            self.where.settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates
+        )
+        facts = Facts(
+            command=str(display.get("command")),
+            backend=str(display.get("backend")),
+            profile=str(display.get("profile")),
+            conversation_id=request.conversation_id,
+            cwd=surroundings.cwd,
+            more=any(display.get(name) for name in ("env", "stdin", "keep_stdin_open", "pty")),
+            now=time.time(),
+        )
+        rules = rules_for(
+            tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
+        )
+        if not rules:
+            raise Refused(
+                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
+            )
+        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
+        self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
+        return request.digest, rules
+
+    def approve(
+        self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
+    ) -> dict[str, Any]:
+        """Approve, and save the rules, in one transaction; returns the outcome."""
+        from shellback.work.approvals import approvals as requests
+
+        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
+        saved: list[Rule] = []
+
+        def remember(conn: sa.Connection, request: Request) -> None:
+            saved[:] = kept(conn, rules, conversation=request.conversation_id, request_id=request.id)
+
+        request = requests.settle(
+            self.where.database, self.enqueuer, request_id, "approved", then=remember if rules else None, **how
+        )
+        return {
+            **decided(request),
+            **({"scope": request.scope} if request.scope != "once" else {}),
+            **({"rules": [{"id": one.id, "rule": one.described()} for one in saved]} if saved else {}),
+        }
+
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            click.echo(line, err=wants_json())
+
+    def _confirm(self, otherwise: str) -> None:
+        if self.yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            self._leave(f"not approved yet; to approve exactly this, run: {otherwise}")
+        if not confirmed("approve exactly this?"):
+            self._leave("not approved; the call still waits")
+
+    def _leave(self, text: str) -> NoReturn:
+        click.echo(text, err=True)
+        sys.exit(PENDING)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments in a JSON object; Refused if it is none."""
+    try:
+        given = json.loads(utf8(text, "--args"))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"--args is not JSON: {error}") from None
+    if not isinstance(given, dict) or not given:
+        raise Refused('--args is not a JSON object with arguments: give {"command": "..."}')
+    return cast("dict[str, Any]", given)
+
+
+def decided(request: Request) -> dict[str, Any]:
+    """A decision, for programs."""
+    return {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+
+
+def whole(request: Request) -> list[str]:
+    """All lines about a request."""
+    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
+    lines = [visible_line(head), *request_lines(request.display)]
+    if request.changed_args is not None:
+        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
+        lines += request_lines(asked | {"changed by": request.changed_by})
+    lines.append(f"    digest: {request.digest}")
+    left = request.expires_at - time.time()
+    if request.state == "pending":
+        lines.append(f"    expires in: {age(max(0.0, left))}")
+    elif request.decided_by:
+        note = f": {request.note}" if request.note else ""
+        decided = {"decided by": f"{request.decided_by} through {request.surface}{note}"}
+        lines += request_lines(decided | ({"holds for": "the session"} if request.scope == "session" else {}))
+    if request.used_by:
+        lines.append(f"    used by: {request.used_by}")
+    return lines

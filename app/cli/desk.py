@@ -1,0 +1,102 @@
+"""The desk: where a worker answers the questions of commands of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from shellback.cli.asking import DESK, answering, peer_is_ours
+from shellback.cli.shared import LOOK_S, json_text
+from shellback.exec.wire.descriptors import closing
+from shellback.settings import Settings
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+
+log = logging.getLogger(__name__)
+
+CLIENTS: Final = 64
+"""Connections at once; a command that gets none answers itself."""
+THREADS: Final = 4
+LINE_BYTES: Final = 2**21
+"""A question is shorter, because a message has at most 100,000 characters."""
+
+
+class Desk:
+    """Within the block, a socket in the state directory answers questions. Only processes of our user are heard."""
+
+    def __init__(self, where: Place) -> None:
+        self._where = where
+        self._path = where.home / DESK / hashlib.sha256(where.executor_id.encode()).hexdigest()[:32]
+        self._known = [name.upper() for name in Settings.model_fields]
+        self._threads = ThreadPoolExecutor(THREADS, "desk")
+        self._talks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        with closing(os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+            listener.bind(f"/proc/self/fd/{folder}/{self._path.name}")
+        self._server = await asyncio.start_unix_server(self._meet, sock=listener, limit=LINE_BYTES)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._path.unlink(missing_ok=True)
+        self._server.close()
+        for talk in self._talks:
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._talks) >= CLIENTS or not peer_is_ours(writer.get_extra_info("socket")):
+            writer.close()
+            return
+        talk = asyncio.create_task(self._talk(reader, writer))
+        self._talks.add(talk)
+        talk.add_done_callback(self._talks.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def say(value: object) -> None:
+            writer.write(json_text(value).encode() + b"\n")
+            await writer.drain()
+
+        try:
+            await say(self._known)
+            given = json.loads(await reader.readline())
+            # The settings are checked as this command would check them; where they differ otherwise is its own affair.
+            if Settings.load(given).database_url != self._where.settings.database_url:
+                return
+            await say(True)
+            while line := await reader.readline():
+                question, how = json.loads(line)
+                found = await self._in_thread(partial(answering(question), self._where, **how))
+                if callable(found):
+                    found = await self._once(found, reader)
+                await say(found)
+        except Exception:
+            # The command repeats the question itself, and then shows the error.
+            log.debug("a question of a command was not answered", exc_info=True)
+        finally:
+            writer.close()
+
+    async def _once(self, look: Any, reader: asyncio.StreamReader) -> Any:
+        """What `look` returns at last; None if the command has left."""
+        while True:
+            found = await self._in_thread(look)
+            if found is not None or reader.at_eof():
+                return found
+            await asyncio.sleep(LOOK_S)
+
+    async def _in_thread(self, fn: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, fn)

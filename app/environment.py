@@ -1,0 +1,61 @@
+"""The environment and `.env` as they are: quick to import, because nothing is validated. `settings` validates them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Final
+
+from shellback.orders import default_home, dotenv
+
+_DATABASES: Final = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def variables() -> Mapping[str, str]:
+    """All variables that have a value; `.env` adds missing ones and never overrides one.
+
+    Raises:
+        SettingsError: `.env` cannot be read or trusted.
+    """
+    return {name: value for name, value in dotenv(os.environ).items() if value} | {
+        k: v for k, v in os.environ.items() if v
+    }
+
+
+def pass_on(given: Mapping[str, str], known: Container[str]) -> None:
+    """Add `given` to this process's environment, except names that are set there and settings (`known`)."""
+    for name, value in given.items():
+        if name not in known:
+            os.environ.setdefault(name, value)
+
+
+def home_of(given: Mapping[str, str]) -> Path:
+    """The state directory that these variables name; RuntimeError if it begins with ~ and an unknown user."""
+    return Path(given.get("SHELLBACK_HOME", "").strip() or default_home(given)).expanduser().absolute()
+
+
+def database_of(value: str, home: Path | None) -> str:
+    """The database's address, complete; without a `value` a file in `home`. ValueError if there is no such kind."""
+    if not value:
+        return f"sqlite:///{home}/shellback.db"
+    scheme, separator, rest = value.partition("://")
+    if not separator or scheme not in _DATABASES:
+        raise ValueError("unknown kind of database")
+    if _DATABASES[scheme] != "sqlite":
+        return f"{_DATABASES[scheme]}://{rest}"
+    path, _, query = rest.removeprefix("/").partition("?")
+    if not rest.startswith("/") or not path or path == ":memory:":
+        raise ValueError("worker and command line share the file, so it needs a name")
+    return f"sqlite:///{Path(path).expanduser().absolute()}" + (f"?{query}" if query else "")
+
+
+def plain_terminal(*, by_kind: bool = False) -> bool:
+    """Whether NO_COLOR or TERM=dumb asks for plain text; with `by_kind`, TERM alone."""
+    return (bool(os.environ.get("NO_COLOR")) and not by_kind) or os.environ.get("TERM") == "dumb"
