@@ -63,6 +63,7 @@ def test_a_worker_answers_as_the_command_itself_does(place: Stage, args: list[st
     if not place.requests():
         place.send("$ touch waits.txt", "waits")
     place.pending("waits")
+    place.until("nothing else is under way", place.at_rest)
     asked = [shellback(place, *args, *more) for more in ((), ("--json",))]
     sockets = place.home / DESK
     sockets.rename(place.home / "away")
