@@ -6,10 +6,11 @@ import fcntl
 import hashlib
 import os
 import re
+import select
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -123,6 +124,8 @@ class _ServerLock:
         if self._conn.closed:
             return False
         try:
+            if self._told_nothing():
+                return True
             self._conn.execute(sa.text("SELECT 1"))
         except exc.DBAPIError:
             # SQLAlchemy would reconnect without the lock. Locking again is not enough: a turn that ran while the server
@@ -130,6 +133,13 @@ class _ServerLock:
             self.release()
             return False
         return True
+
+    def _told_nothing(self) -> bool:
+        """Whether the connection is as silent as an idle one: its end, also by keepalives, makes it readable."""
+        raw: Any = self._conn.connection.dbapi_connection
+        poll = select.poll()
+        poll.register(raw.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def release(self) -> None:
         self._conn.close()

@@ -104,6 +104,11 @@ def now(conn: sa.Connection) -> float:
     return float(conn.execute(_NOW).scalar_one())
 
 
+def clock(conn: sa.Connection) -> float | sa.ColumnElement[float]:
+    """`now` as a value of a statement, which need not be asked for first."""
+    return time.time() if conn.dialect.name == "sqlite" else sa.extract("epoch", sa.func.clock_timestamp())
+
+
 def lock_name(conn: sa.Connection, name: str) -> None:
     """Hold the lock of this name until the transaction ends (Postgres)."""
     if conn.dialect.name != "sqlite":

@@ -42,11 +42,15 @@ RUNNING: Final = (
 )
 SLOTS: Final = (
     "count_turns, which rings the bell of a queue when a slot becomes free. Find where DBOS counts the running"
-    " workflows of a queue; without it a free slot waits for the poll, POLL_S"
+    " workflows of a queue; without it a free slot waits for the next look, LOOK_S"
 )
 TAKEN: Final = (
     "take_items, which ends the wait of a queue's thread at a ring. Find the thread that polls a queue and what it"
     " waits for; without it every item waits for the poll, so shorten POLL_S"
+)
+POLLS: Final = (
+    "without_polls, which launches DBOS without threads that poll for what we do not use. Find what it launches now;"
+    " without it a worker at rest runs six statements a second"
 )
 THREADS: Final = (
     "hearing.py: a call past its time ends although its thread runs on. Look what FunctionToolset does around a call"
@@ -74,7 +78,10 @@ NAMES: Final = (
     Private("pydantic_ai.capabilities.combined", "bind_capabilities_tier", CAPABILITIES),
     Private("dbos._core", "ActiveWorkflowById", SLOTS),
     Private("dbos._core", "ActiveWorkflowEntry", SLOTS),
+    Private("dbos._queue", "queue_thread", POLLS),
     Private("dbos._queue", "queue_worker_thread", TAKEN),
+    Private("dbos._scheduler", "dynamic_scheduler_loop", POLLS),
+    Private("dbos._workflow_commands", "background_jobs_thread", POLLS),
 )
 STATE: Final = {
     **dict.fromkeys(("_output_type", "_output_schema", "_output_toolset"), OUTPUTS),

@@ -51,7 +51,9 @@ class Host:
 
 def heard_of(conn: sa.Connection, host_id: str) -> None:
     """Renew the lease of a host. It no longer counts as given up."""
-    rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), name=platform.node()[:255], given_up_at=None)
+    values: dict[str, Any] = {"name": platform.node()[:255], "given_up_at": None}
+    if not rows.change(conn, hosts, host_id, heartbeat_at=rows.clock(conn), **values):
+        rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), **values)
 
 
 def one(conn: sa.Connection, host_id: str) -> Host:

@@ -1,5 +1,7 @@
 """Takeover: gives turns that no worker executes any more to a living worker of their host, which replays them.
 
+It also rings for items that wait, because a ring may be lost. One statement finds out whether there is anything to do.
+
 First our own: an outage of the database can end a turn in DBOS's memory but not in its table. Then, on Postgres, those
 of other workers that are dead (their lock is free) or paused (no heartbeat for a lease). If such a worker comes back,
 its epoch is old, and it cannot write.
@@ -21,6 +23,7 @@ from shellback.storage.tables import turns, workers
 from shellback.work.hosts import roster
 from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed
 from shellback.work.queue import stream
+from shellback.work.queue.dbos_private import open_items
 from shellback.work.queue.queues import queues_of
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class Takeover:
     running: Collection[str]
     ring: Callable[[str, str], None]
     """Tells workers of a host that an item is on a queue."""
+    open_items: Callable[[sa.Connection, Sequence[str]], Collection[tuple[str, str]]] = open_items
     _idle_before: set[str] = field(init=False, default_factory=set[str])
     _waits_for: str = field(init=False, default="")
 
@@ -51,8 +55,13 @@ class Takeover:
 
         Turns that no living worker can replay are left to the sweep. A cancellation may come between two workers.
         """
-        await self._hand_on_what_was_dropped()
-        if self.database.dialect == "sqlite":
+        found = await self.database.read(self.open_items, queues_of(self.host_id))
+        statuses = {status for _, status in found}
+        for queue in [queue for queue, status in found if status == "ENQUEUED"]:
+            await asyncio.to_thread(self.ring, self.host_id, queue)
+        if "PENDING" in statuses:
+            await self._hand_on_what_was_dropped()
+        if self.database.dialect == "sqlite" or not statuses:
             return
         known = await self.database.read(_known, self.host_id)
         me = known.get(self.me[0])

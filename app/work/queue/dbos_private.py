@@ -6,12 +6,14 @@ late, because commands that only read the table would wait for it.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING, cast
 
 import sqlalchemy as sa
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping, Sequence
     from threading import Event
 
     from dbos import DBOS, Queue
@@ -24,6 +26,21 @@ def items(conn: sa.Connection) -> sa.TableClause:
     schema = None if conn.dialect.name == "sqlite" else "dbos"
     names = ("workflow_uuid", "status", "queue_name")
     return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
+
+
+def open_items(conn: sa.Connection, queues: Sequence[str]) -> set[tuple[str, str]]:
+    """The queues that have items, each with `ENQUEUED` or `PENDING`."""
+    table = items(conn)
+    looks = [
+        sa.select(
+            sa.literal(queue).label("queue"),
+            sa.literal(status).label("status"),
+            sa.exists().where(table.c.queue_name == queue, table.c.status == status).label("there"),
+        )
+        for queue in queues
+        for status in ("ENQUEUED", "PENDING")
+    ]
+    return {(row.queue, row.status) for row in conn.execute(sa.union_all(*looks)) if row.there}
 
 
 def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
@@ -44,6 +61,27 @@ def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
                 bells[bucket[0]].ended()
 
     vars(dbos)["_active_workflows_set"] = Counted()
+
+
+@contextlib.contextmanager
+def without_polls() -> Generator[None]:
+    """Launch DBOS without the threads that poll for queues, delayed items, deadlines and schedules; we use none."""
+    from dbos import DBOS
+    from dbos._queue import queue_thread
+    from dbos._scheduler import dynamic_scheduler_loop
+    from dbos._workflow_commands import background_jobs_thread
+
+    polls = {poll.__name__: poll for poll in (background_jobs_thread, dynamic_scheduler_loop, queue_thread)}
+    names = vars(sys.modules[DBOS.__module__])
+    names.update(dict.fromkeys(polls, _nothing))
+    try:
+        yield
+    finally:
+        names.update(polls)
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def take_items(bell: Bell, dbos: DBOS, queue: Queue) -> None:

@@ -22,8 +22,10 @@ APPLICATION: Final = "shellback"
 WORKFLOW: Final = "shellback.turn"
 CHANNEL: Final = "shellback_items"
 """The channel of Postgres on which a notification names the queue of a new item."""
-POLL_S: Final = 5.0
-"""Finds items whose ring was lost; DBOS waits up to 1.05 times this."""
+LOOK_S: Final = 5.0
+"""The time between two looks for items whose ring was lost."""
+POLL_S: Final = 120.0
+"""The time between two polls of a queue that does not ring."""
 
 
 def turns_queue(host_id: str) -> str:

@@ -25,8 +25,9 @@ from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.roster import LEASE_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
+from shellback.work.queue.dbos_private import without_polls
 from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.queues import APPLICATION, WORKFLOW, queues_of
+from shellback.work.queue.queues import APPLICATION, LOOK_S, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
 from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
 from shellback.work.worker.dispatch import Dispatch
@@ -123,7 +124,8 @@ class Worker:
         self._dispatch = Dispatch(config.executor_id, self.doorbell, dict(slots))
         self._dispatch.prepare(dbos)
         # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
-        DBOS.launch()
+        with without_polls():
+            DBOS.launch()
         self._launched = True
         await DBOS.set_latest_application_version_async(self.config.version)
         await self._dispatch.start(dbos)
@@ -133,7 +135,7 @@ class Worker:
         self._running = [asyncio.create_task(run()) for run in self.loops]
         self._loops = [
             asyncio.create_task(self._every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(HEARTBEAT_S, "takeover", self.takeover.once)),
+            asyncio.create_task(self._every(LOOK_S, "takeover", self.takeover.once)),
             asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
             asyncio.create_task(self._every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
             asyncio.create_task(self._every(COUNT_S, "count", self._count, first_s=COUNT_S)),
@@ -206,6 +208,8 @@ class Worker:
             "run_migrations": False,
             # A worker that is paused inside a transaction loses its locks after this time.
             "sys_db_idle_transaction_timeout_sec": LEASE_S,
+            # Its thread wakes as often, 100 times a second by default, for messages of workflows that we do not use.
+            "notification_coalesce_sec": 0.5,
             "log_level": "WARNING",
             "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
@@ -229,7 +233,7 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
 
 def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
     # Our row first, as in `_register`, then the row that all workers of the host share.
-    known = rows.change(conn, workers, executor_id, heartbeat_at=rows.now(conn))
+    known = rows.change(conn, workers, executor_id, heartbeat_at=rows.clock(conn))
     hosts.heard_of(conn, host_id)
     return known
 

@@ -1,4 +1,4 @@
-"""Items whose bell rings are taken without a poll; the poll finds items whose ring was lost."""
+"""Items whose bell rings are taken without a poll; a look finds items whose ring was lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_message_and_an_end_ring_and_a_slot_that_becomes_free_takes_the_next_i
     assert on.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"answered", "nothing"}, "the turn may have heard it"
 
 
-def test_an_item_whose_ring_was_lost_is_found_by_the_poll(on: Stage) -> None:
+def test_an_item_whose_ring_was_lost_is_found_by_a_look(on: Stage) -> None:
     assert on.ended(sent_unrung(on, "hello"))["outcome"] == "answered"
 
 

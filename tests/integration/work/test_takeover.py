@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +58,9 @@ class FakeClient:
             if item.status == status and item.queue_name in queue_name and executor_id in {None, item.executor_id}
         ]
 
+    def open_items(self, _conn: sa.Connection, queues: Sequence[str]) -> set[tuple[str, str]]:
+        return {(item.queue_name, item.status) for item in self.items if item.queue_name in queues}
+
     def resume_workflows(self, ids: list[str], *, queue_name: str) -> None:
         self.resumed += [(item, queue_name) for item in ids]
         self.items = [replace(item, status="ENQUEUED") if item.workflow_id in ids else item for item in self.items]
@@ -82,7 +85,7 @@ class Bench:
 
     def of(self, name: str, version: str = VERSION) -> Takeover:
         client: Any = self.client
-        return Takeover(self.db, client, HOST, (name, version), self.running, unrung)
+        return Takeover(self.db, client, HOST, (name, version), self.running, unrung, self.client.open_items)
 
     def worker(
         self, name: str, *, quiet_s: float = 0.0, held: bool = True, version: str = VERSION, stopped: bool = False
@@ -221,6 +224,7 @@ async def test_the_conversation_says_who_lost_its_turn(bench: Bench) -> None:
 
 async def test_items_without_a_version_go_to_who_lives_when_nobody_of_the_latest_does(bench: Bench) -> None:
     bench.client.latest = "v2"
+    bench.at("", status="ENQUEUED")
     bench.worker("new", version="v2", quiet_s=20.0)
     await bench.takeover.once()
     assert bench.client.latest == "v2"
@@ -233,6 +237,7 @@ async def test_a_host_whose_items_wait_for_the_version_of_another_says_so_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.client.latest = "v2"
+    bench.at("", status="ENQUEUED")
     bench.worker("far", version="v2")
     bench.db.write_now(
         lambda conn: conn.execute(sa.update(workers).where(workers.c.version == "v2").values(host_id="host2")) and None
@@ -287,7 +292,7 @@ async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_
 async def test_a_turn_of_our_own_that_nothing_executes_any_more_goes_on_at_the_second_look(database: Database) -> None:
     client: Any = FakeClient([Item("dropped", "b"), Item("executed", "b"), Item("beginning", "b")])
     running = {"executed"}
-    takeover = Takeover(database, client, HOST, ("b", VERSION), running, unrung)
+    takeover = Takeover(database, client, HOST, ("b", VERSION), running, unrung, client.open_items)
     await takeover.once()
     assert client.resumed == []
     running.add("beginning")
