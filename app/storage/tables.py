@@ -27,7 +27,7 @@ conversations: Final = sa.Table(
     metadata,
     sa.Column("id", sa.String(200), primary_key=True),
     sa.Column("host_id", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False, server_default="free"),  # free, claimed, blocked
+    sa.Column("state", sa.String(16), nullable=False, server_default="free", index=True),  # free, claimed, blocked
     sa.Column("blocked_reason", sa.String(32)),  # approval, wake_limit, set_aside
     sa.Column("claimed_by", sa.String(200)),  # workflow id of the turn that holds it
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
@@ -75,7 +75,7 @@ mailbox: Final = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("dedupe_key", sa.String(200), unique=True),
     sa.Column("payload", sa.JSON, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False, server_default="unread"),  # unread, taken, heard
+    sa.Column("state", sa.String(16), nullable=False, server_default="unread", index=True),  # unread, taken, heard
     sa.Column("taken_by", sa.String(200)),
     sa.Column("taken_step", sa.Integer),
     sa.Column("created_at", sa.Float, nullable=False),
@@ -118,7 +118,7 @@ approvals: Final = sa.Table(
     sa.Column("args", sa.JSON, nullable=False),
     sa.Column("display", sa.JSON, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),  # see shellback.work.approvals.approvals
+    sa.Column("state", sa.String(16), nullable=False, index=True),  # see shellback.work.approvals.approvals
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("decided_at", sa.Float, index=True),
@@ -177,7 +177,7 @@ sessions: Final = sa.Table(
     sa.Column("separate_stderr", sa.Boolean, nullable=False),
     sa.Column("stdin_open", sa.Boolean, nullable=False),
     sa.Column("lifetime", sa.String(16), nullable=False),
-    sa.Column("delivery", sa.String(16), nullable=False),
+    sa.Column("delivery", sa.String(16), nullable=False, index=True),
     sa.Column("state", sa.String(16), nullable=False, index=True),
     sa.Column("log_path", sa.Text, nullable=False),
     sa.Column("pid", sa.Integer),

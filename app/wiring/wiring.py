@@ -243,7 +243,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.approvals.audit import refused
     from shellback.work.approvals.verdicts import begun, claim
     from shellback.work.hosts.generation import Generation, absence_tells
-    from shellback.work.hosts.sweep import Sweep
+    from shellback.work.hosts.sweep import ALWAYS, Sweep
     from shellback.work.hosts.takeover import Takeover
     from shellback.work.hosts.unknown import Alarm
     from shellback.work.queue.callbacks import CallbackSink, SqlFindings
@@ -377,10 +377,10 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                 watches.turns,
                 outbox,
                 also=(
-                    _neighbours(where, client, enqueuer, sink, outbox).once,
-                    watcher.resume,
-                    turn_ends.once,
-                    *(() if containers is None else (partial(containers.sweep, port.starting),)),
+                    ({"others"}, _neighbours(where, client, enqueuer, sink, outbox).once),
+                    ({"watched"}, watcher.resume),
+                    ({"live", "ended"}, turn_ends.once),
+                    *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),
                 ),
             ),
             Takeover(database, client, where.host_id, (executor_id, version), runner.running, doorbell.ring),

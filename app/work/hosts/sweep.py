@@ -2,7 +2,8 @@
 
 It frees conversations whose turn died, gives unread rows an item, expires approvals and hands over what a dead turn
 was waiting for. Each repair is a transaction of its own that checks again under the conversation's lock, so that two
-sweeps, or a sweep and a turn, cannot both act.
+sweeps, or a sweep and a turn, cannot both act. One statement says which repairs may have something to do, so a database
+at rest is asked for little more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,8 +23,9 @@ from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage import rows
 from shellback.storage.db import Database
+from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals as approval_rows
-from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
+from shellback.storage.tables import conversations, events, hosts, mailbox, sessions, turns, watches, workers
 from shellback.work.approvals import approvals
 from shellback.work.errors import ApprovalSettled
 from shellback.work.hosts.clock import since_boot
@@ -50,6 +52,12 @@ Alive = dict[tuple[str | None, str | None], str]
 """Hosts of living workers, each by its executor id and version."""
 
 
+Repair = tuple[Set[str], Callable[[], Awaitable[object]]]
+"""A repair, and the signs of which one is needed for it."""
+ALWAYS: Final[Set[str]] = frozenset()
+LATE_S: Final = 60.0
+
+
 class Processes(Protocol):
     """What the sweep asks of the exec engine; see `Engine`."""
 
@@ -72,27 +80,38 @@ class Sweep:
     me: tuple[str, str]
     watch: TurnWatch = field(default_factory=TurnWatch)
     outbox: Outbox = SILENT
-    also: Sequence[Callable[[], Awaitable[object]]] = ()
+    also: Sequence[Repair] = ()
     _until: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _looked_to: str = field(init=False, default="")
+    _before: set[str] = field(init=False, default_factory=set[str])
+    """Signs of the last sweep: a repair runs once more without them, to forget what it keeps in memory."""
+    _since: float = field(init=False, default=0.0)
 
     async def once(self) -> None:
         """Run all repairs. A repair that fails is logged and tried again by the next sweep."""
         reach("sweep.scanning")
-        for repair in (
-            self._expire_approvals,
-            self._free_dead_turns,
-            self._close_what_never_began,
-            self._wake_the_forgotten,
-            self._prune_events,
-            self.processes.reconcile,
-            self._settle_what_dead_turns_left,
+        began = time.time()
+        signs = await self.database.read(_signs, self.host_id, self._since)
+        due, self._before = signs | self._before, signs
+        # `min`: the clock may have been set back.
+        self._since = min(began, time.time()) - LATE_S
+        for needs, repair in (
+            ({"asked"}, self._expire_approvals),
+            ({"claimed"}, self._free_dead_turns),
+            ({"open"}, self._close_what_never_began),
+            ({"unread", "blocked"}, self._wake_the_forgotten),
+            ({"old"}, self._prune_events),
+            (ALWAYS, self.processes.reconcile),
+            ({"live", "inline"}, self._settle_what_dead_turns_left),
             *self.also,
         ):
+            if needs and not needs & due:
+                continue
             try:
                 await repair()
             except Exception:
                 log.exception("a part of the sweep failed; the next one tries again")
+                self._before |= needs
         self.outbox.ring()
 
     async def _prune_events(self) -> None:
@@ -197,6 +216,29 @@ class Sweep:
             versions = {version for (_, version), host_id in alive.items() if ours and host_id == self.host_id}
             return (status.executor_id, status.app_version) in alive or status.app_version in versions
         return status.status in WAITING and (status.app_version is None or status.app_version in versions)
+
+
+_SIGNS: Final = {
+    "asked": sa.exists().where(approval_rows.c.state == "pending"),
+    "claimed": sa.exists().where(conversations.c.state == "claimed"),
+    "blocked": sa.exists().where(conversations.c.state == "blocked"),
+    "open": sa.exists().where(turns.c.outcome.is_(None)),
+    "ended": sa.exists().where(turns.c.ended_at >= sa.bindparam("since")),
+    "unread": sa.exists().where(mailbox.c.state == "unread"),
+    "live": sa.exists().where(sessions.c.state.in_([sa.literal(state) for state in LIVE])),
+    "inline": sa.exists().where(sessions.c.delivery == Delivery.INLINE.value),
+    "watched": sa.exists().where(watches.c.state == "on"),
+    "others": sa.exists().where(hosts.c.host_id != sa.bindparam("host")),
+    "old": sa.exists().where(events.c.created_at < sa.bindparam("kept")),
+}
+_LOOK: Final = sa.select(*(there.label(sign) for sign, there in _SIGNS.items()))
+
+
+def _signs(conn: sa.Connection, host_id: str, since: float) -> set[str]:
+    """The signs of something to repair; `ended` is of turns since then. Each is found by an index."""
+    given = {"host": host_id, "since": since, "kept": time.time() - stream.KEEP_S}
+    row = conn.execute(_LOOK, given).mappings().one()
+    return {sign for sign in _SIGNS if row[sign]}
 
 
 def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:

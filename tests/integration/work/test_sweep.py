@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.storage.db import Database
@@ -106,6 +107,41 @@ class Bench(Talk):
 @pytest.fixture
 def bench(database: Database) -> Bench:
     return Bench(database)
+
+
+async def test_a_sweep_of_a_database_at_rest_runs_one_statement(bench: Bench) -> None:
+    await bench.sweep.once()
+    statements: list[str] = []
+
+    def noted(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(sa.Engine, "before_cursor_execute", noted)
+    try:
+        await bench.sweep.once()
+    finally:
+        event.remove(sa.Engine, "before_cursor_execute", noted)
+    assert len(statements) == 1
+
+
+async def test_a_repair_runs_until_it_has_succeeded_once_without_its_sign(bench: Bench) -> None:
+    ran: list[str] = []
+
+    async def repair() -> None:
+        ran.append(bench.state())
+        if len(ran) == 2:
+            raise RuntimeError("not now")
+
+    bench.sweep.also = (({"claimed"}, repair),)
+    item = bench.send()
+    await bench.sweep.once()
+    assert not ran
+    bench.begun(item)
+    await bench.sweep.once()
+    bench.db.write_now(lambda conn: conn.execute(sa.update(conversations).values(state="free")) and None)
+    for _ in range(3):
+        await bench.sweep.once()
+    assert ran == ["claimed", "free", "free"]
 
 
 @pytest.mark.parametrize("status", ["ERROR", "CANCELLED", "SUCCESS", None])
