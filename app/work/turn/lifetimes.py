@@ -101,6 +101,10 @@ def due(conn: sa.Connection, host_id: str, since: float, conversation_id: str | 
     )
     if conversation_id is not None:
         query = query.where(sessions.c.conversation_id == conversation_id)
+    else:
+        # Each of `lately` is in one of these conversations; without this condition SQLite reads all sessions.
+        heard_of = sa.select(turns.c.conversation_id).where(turns.c.ended_at >= since)
+        lately = sa.and_(sessions.c.conversation_id.in_(heard_of), lately)
     live = query.where(sessions.c.state.in_([state.value for state in LIVE_STATES]))
     ended = query.where(lately, sessions.c.ended_at.is_not(None))
     found = {row.turn_id for row in conn.execute(live.limit(BATCH))}
