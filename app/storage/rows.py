@@ -104,7 +104,7 @@ def now(conn: sa.Connection) -> float:
     return float(conn.execute(_NOW).scalar_one())
 
 
-def clock(conn: sa.Connection) -> float | sa.ColumnElement[float]:
+def clock(conn: sa.Connection) -> float | sa.ColumnElement[Any]:
     """`now` as a value of a statement, which need not be asked for first."""
     return time.time() if conn.dialect.name == "sqlite" else sa.extract("epoch", sa.func.clock_timestamp())
 

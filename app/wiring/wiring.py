@@ -195,6 +195,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
     import pydantic_ai
+    from pydantic_ai.capabilities import ReinjectSystemPrompt
 
     from shellback.exec.core.pydantic_private import durability
     from shellback.work.turn.failures import model_steps
@@ -209,7 +210,9 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
         model_step_config=model_steps(),
     )
     settings = where.settings
-    agent = agency.agent_with(settings, [*capabilities, Hearing(where.database, live), durable])
+    # The prompt of an operator's agent may be in a message that is left out (`HISTORY_MESSAGES`).
+    prompts = [ReinjectSystemPrompt()] if settings.agent and settings.history_messages else []
+    agent = agency.agent_with(settings, [*capabilities, *prompts, Hearing(where.database, live), durable])
     # A turn of another agent is set aside, not replayed. Agents may share a name, and it may have any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
@@ -345,6 +348,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
             approval_ttl_s=settings.approval_ttl,
             pending_limit=settings.pending_approvals,
+            window=settings.history_messages,
             outbox=outbox,
             equip=lambda deps: equip(deps, engine, policy, files),
             shows=live.any,

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
+from pydantic_ai.messages import SystemPromptPart, UserPromptPart
 
 from shellback.exec.core.model import SessionId
 from shellback.exec.wire.crashpoints import reach
@@ -196,19 +198,52 @@ def outcome_of(conn: sa.Connection, turn_id: str) -> str | None:
 _OUTCOME: Final = sa.select(turns.c.outcome).where(turns.c.id == sa.bindparam("id"))
 
 
+def _is_prompt(entry: ConversationEntry) -> bool:
+    """Whether a history may begin with this entry: it has a prompt, and answers no call."""
+    kinds = {type(part) for part in entry.message.parts}
+    return UserPromptPart in kinds and kinds <= {UserPromptPart, SystemPromptPart}
+
+
 class TurnStore(SqlConversationStore):
     """The conversation store of one turn: it reads the recorded head, and a save closes the turn.
 
-    On a replay the stored head may already be the one that this turn wrote.
+    It loads the last `window` messages, at least half as many, from a prompt on; 0 loads all. On a replay the stored
+    head may already be the one that this turn wrote.
     """
 
-    def __init__(self, database: Database, enqueuer: Enqueuer, begun_with: ConversationRecord | None) -> None:
+    def __init__(
+        self, database: Database, enqueuer: Enqueuer, begun_with: ConversationRecord | None, window: int = 0
+    ) -> None:
         super().__init__(database)
+        self._window = window
+        self._loads = False
         self._enqueuer = enqueuer
         self._begun_with = begun_with
         self.closing: Closing | None = None
         self.closed = Closed("open")
         """The result of the close, after a save."""
+
+    async def load(
+        self, conversation_id: str, *, limit: int | None = None, scope: str | None = None
+    ) -> Conversation | None:
+        """The conversation as the model is sent it; a save appends to all of it."""
+        self._loads = True
+        try:
+            return await super().load(conversation_id, limit=limit or self._window or None, scope=scope)
+        finally:
+            self._loads = False
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """The entries up to `head_id`; while it loads, from a prompt on."""
+        found = await super().read_history(head_id, limit=limit)
+        if not self._loads or limit is None or len(found) < limit:
+            return found
+        # The least of random ids stays the least for many turns, and with it the beginning of what the model is sent:
+        # else no request would match a provider's cache.
+        prompts = [place for place in range(1 + limit // 2) if _is_prompt(found[place])]
+        if not prompts:
+            return await self.read_history(head_id, limit=2 * limit)
+        return found[min(prompts, key=lambda place: found[place].id[::-1]) :]
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:  # noqa: ARG002
         """The record the turn began with."""

@@ -82,6 +82,8 @@ class TurnRunner:
     wakes: Wakes = field(default_factory=Wakes)
     approval_ttl_s: float = 3600.0
     pending_limit: int = PENDING
+    window: int = 0
+    """As of `TurnStore`."""
     outbox: Outbox = SILENT
     equip: Callable[[TurnDeps], None] = lambda _: None
     """Gives a turn with an open gate its shell and files."""
@@ -156,7 +158,7 @@ class TurnRunner:
         )
         if begun.gate:
             self.equip(deps)
-        store = TurnStore(self.database, self.enqueuer, begun.record)
+        store = TurnStore(self.database, self.enqueuer, begun.record, self.window)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
         changed = [request for request in begun.decided if request.state == "changed"]
         if changed and conversation.deferred_tool_requests is not None:
