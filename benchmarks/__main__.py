@@ -31,6 +31,7 @@ def benches() -> tuple[Bench, ...]:
         classification,
         files,
         following,
+        growth,
         imports,
         loop,
         people,
@@ -61,6 +62,7 @@ def benches() -> tuple[Bench, ...]:
         *turns.BENCHES,
         *watches.BENCHES,
         *following.BENCHES,
+        *growth.BENCHES,
     )
 
 

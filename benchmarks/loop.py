@@ -24,7 +24,6 @@ BATCH: Final = 50
 CHATS: Final = 4
 CHAT_LINES: Final = 60
 PATIENCE_S: Final = 60.0
-IDLE_S: Final = 60.0
 
 
 class Stage:
@@ -262,17 +261,6 @@ def _spread(taken: list[float]) -> str:
     return f"90 % within {ms(statistics.quantiles(taken, n=10)[-1]):.0f} ms, all within {ms(max(taken)):.0f} ms"
 
 
-def idle(options: Options) -> Mapping[str, Reading]:
-    seconds = IDLE_S / 4 if options.quick else IDLE_S
-    with stage(options) as on:
-        time.sleep(5)
-        pid = on.worker.process.pid
-        began, before = time.monotonic(), cpu_s(pid)
-        time.sleep(seconds)
-        share = (cpu_s(pid) - before) / (time.monotonic() - began)
-    return {"idle worker": Reading(measured=share * 100, note=f"over {seconds:.0f} s")}
-
-
 def cpu_s(pid: int) -> float:
     """Seconds that all threads of a process have been on a core."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -294,18 +282,6 @@ BENCHES = (
         figures=(
             Figure(name="turn starts", says="process exit to its turn's start, idle worker", limit=150.0),
             Figure(name="turn starts busy", says=f"the same with {CHATS} chats in progress", limit=200.0),
-        ),
-    ),
-    Bench(
-        name="idle worker",
-        run=idle,
-        figures=(
-            Figure(
-                name="idle worker",
-                says="of a core, SQLite, sweep and heartbeat on",
-                unit="%",
-                limit=5.0,
-            ),
         ),
     ),
 )
