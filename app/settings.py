@@ -135,7 +135,7 @@ class Settings(BaseModel):
     turn_slots: int = count(32, 1, 256)
     wake_slots: int = count(16, 1, 256)
     turn_max_requests: int = count(100, 1, 10_000)
-    history_messages: int = count(200, 0, 1_000_000)
+    history_messages: int = count(0, 0, 1_000_000)
     turn_max_tokens: int = count(1_000_000, 1_000, 100_000_000)
     turn_max_seconds: float = seconds(1800.0, 1, 86400)
     wakes_per_hour: int = count(30, 1, 3600)

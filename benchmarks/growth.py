@@ -46,7 +46,7 @@ def cpu_of(on: Stage, act: Callable[[], object]) -> float:
 
 
 def long_conversation(options: Options) -> Mapping[str, Reading]:
-    with stage(options) as on:
+    with stage(options, HISTORY_MESSAGES="200") as on:
         for size in (SHORT, LONG):
             asyncio.run(_talked(on, f"c{size}", size))
             answered(on, f"c{size}", "hello")
@@ -190,7 +190,7 @@ BENCHES = (
         figures=(
             Figure(
                 name="long conversation",
-                says=f"CPU of a turn after {LONG} messages / after {SHORT}",
+                says=f"CPU of a turn after {LONG} messages / after {SHORT}, with HISTORY_MESSAGES=200",
                 compare="ratio",
                 limit=1.3,
             ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0002_indexes"
-down_revision = "0001_tables"
+revision = "0003_indexes"
+down_revision = "0002_begun"
 branch_labels = None
 depends_on = None
 
