@@ -284,13 +284,16 @@ def sqlite_engines(url: sa.URL, *, readers: int, lock_timeout_s: float) -> tuple
 
 
 def postgres_engines(url: sa.URL, *, connections: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
-    """Two views of one pool; transactions of the second are READ ONLY."""
+    """Two views of one pool; transactions of the second are READ ONLY.
+
+    No ping before each use: it would be a transaction of its own. A connection that broke while it was idle fails at
+    the first statement. All older ones are then replaced, and `Database` runs the transaction again.
+    """
     engine = sa.create_engine(
         url,
         pool_size=connections,
         max_overflow=0,
         pool_timeout=lock_timeout_s,
-        pool_pre_ping=True,
         isolation_level="READ COMMITTED",
         hide_parameters=True,
         connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},

@@ -21,7 +21,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import exc
 
 from shellback.storage import schema
-from shellback.storage.db import ATTEMPTS, Database
+from shellback.storage.db import ATTEMPTS, CONNECTIONS, Database
 from shellback.storage.errors import (
     DatabaseLocked,
     DatabaseUnreachable,
@@ -270,6 +270,29 @@ def test_idle_connections_that_broke_are_replaced_unnoticed(postgres: Database, 
     postgres.write_now(lambda conn: end_backend(postgres_url, conn, later=True))
     postgres.write_now(add_call, "k1")
     assert postgres.read_now(call_keys) == ["k1"]
+
+
+def test_a_server_that_ends_all_idle_connections_fails_no_transaction(postgres: Database, postgres_url: str) -> None:
+    barrier = threading.Barrier(CONNECTIONS)
+
+    def together(conn: sa.Connection) -> int:
+        barrier.wait()
+        return conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+
+    async def all_of_them() -> set[int]:
+        return set(await asyncio.gather(*(postgres.write(together) for _ in range(CONNECTIONS))))
+
+    pids = asyncio.run(all_of_them())
+    assert len(pids) == CONNECTIONS
+    with psycopg.connect(postgres_url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as other:
+        for pid in pids:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    async def each() -> None:
+        await asyncio.gather(*(postgres.write(add_call, f"k{number}") for number in range(CONNECTIONS)))
+
+    asyncio.run(each())
+    assert len(postgres.read_now(call_keys)) == CONNECTIONS
 
 
 def test_a_deadlock_is_run_again(postgres: Database) -> None:
