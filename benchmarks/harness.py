@@ -10,10 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Final, Literal
 
 REPEATS: Final = 3
 WARM_UP: Final = 5
+FLOOR_MS: Final = 1.6
+"""Absolute limits hold where asyncio takes at most this long for `true`; on a slower machine they are scaled."""
 SETTLE_S: Final = 0.005
 """Between samples: what one leaves behind is not paid by the next, which is the other's."""
 
@@ -23,7 +26,7 @@ class Figure:
     """One number and its limit; without a limit it is only printed.
 
     What is held against the limit is `ratio` (measured / baseline), `difference` (measured - baseline)
-    or `value` (measured alone).
+    or `value` (measured alone). A `scaled` limit is that of a machine with a floor of `FLOOR_MS`.
     """
 
     name: str
@@ -32,14 +35,19 @@ class Figure:
     compare: Literal["ratio", "difference", "value"] = "value"
     limit: float | None = None
     at_least: bool = False
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One measurement of a figure, in the figure's unit; with `absent`, why it cannot be had on this machine."""
+    """One measurement of a figure, in the figure's unit; with `absent`, why it cannot be had on this machine.
+
+    `floor` are milliseconds of `true` by asyncio in the same run, as our user: a scaled limit grows with it.
+    """
 
     measured: float = 0.0
     baseline: float | None = None
+    floor: float | None = None
     note: str = ""
     absent: str = ""
 
@@ -121,8 +129,12 @@ def keeps(figure: Figure, reading: Reading) -> bool:
     """Whether a reading is within the limit; one that cannot be had here is."""
     if figure.limit is None or reading.absent:
         return True
-    value = value_of(figure, reading)
-    return value >= figure.limit if figure.at_least else value <= figure.limit
+    value, slower = value_of(figure, reading), 1.0
+    if figure.scaled:
+        if reading.floor is None:
+            raise ValueError(f"the limit of {figure.name} is scaled, and its reading has no floor")
+        slower = max(1.0, reading.floor / FLOOR_MS)
+    return value >= figure.limit / slower if figure.at_least else value <= figure.limit * slower
 
 
 def judge(bench: Bench, run: Callable[[], Mapping[str, Reading]], *, repeats: int = REPEATS) -> list[Result]:
@@ -169,6 +181,19 @@ async def alternate(samples: int, *measures: Callable[[], Awaitable[float]], war
                 taken[place].append(seconds)
             await asyncio.sleep(SETTLE_S)
     return [statistics.median(one) for one in taken]
+
+
+async def bare_true() -> float:
+    """Seconds of `true` by asyncio alone, without a shell and without a change of user: the floor of the machine."""
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec("true", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+    await process.wait()
+    return time.perf_counter() - began
+
+
+async def floor_ms(samples: int) -> float:
+    """Milliseconds of `bare_true`."""
+    return ms((await alternate(samples, bare_true))[0])
 
 
 def ms(seconds: float) -> float:

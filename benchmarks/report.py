@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, Options, Result, missed
+from benchmarks.harness import FLOOR_MS, Figure, Options, Result, missed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,7 +55,7 @@ def limit_of(figure: Figure) -> str:
     if figure.limit is None:
         return "printed"
     unit = "x" if figure.compare == "ratio" else f" {figure.unit}".rstrip()
-    return f"{'>=' if figure.at_least else '<='} {_shown(figure.limit)}{unit}"
+    return f"{'>=' if figure.at_least else '<='} {_shown(figure.limit)}{unit}{' *' if figure.scaled else ''}"
 
 
 def _shown(number: float) -> str:
@@ -67,6 +67,7 @@ def notes(options: Options) -> list[str]:
     found = [
         f"medians of {options.samples()}, taking turns with their baseline; a figure that misses is measured again, "
         "at most three times, and the best counts"
+        f"* where asyncio runs `true` within {FLOOR_MS:g} ms, as our user; on a slower machine in proportion",
     ]
     if options.quick:
         found.append("QUICK: fewer samples, 128 MB instead of 1 GB, 15 s instead of 60 s; not for the record")

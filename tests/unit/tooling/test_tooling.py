@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def readings_of(*given: Mapping[str, Reading]) -> Callable[[], Mapping[str, Read
         (MANY, Reading(measured=399.0), False),
         (Figure(name="late", says="", compare="difference", limit=1.0), Reading(measured=6.0, baseline=5.0), True),
         (Figure(name="late", says="", compare="difference", limit=1.0), Reading(measured=6.5, baseline=5.0), False),
+        (replace(QUICK, scaled=True), Reading(measured=3.1, baseline=2.0, floor=1.0), False),
+        (replace(QUICK, scaled=True), Reading(measured=6.0, baseline=2.0, floor=3.2), True),
+        (replace(MANY, scaled=True), Reading(measured=200.0, floor=3.2), True),
+        (replace(MANY, scaled=True), Reading(measured=199.0, floor=3.2), False),
         (SHOWN, Reading(measured=1e9), True),
     ],
 )
