@@ -394,7 +394,8 @@ def test_all_that_is_unknown_is_ended_only_when_that_is_confirmed(loop: Stage) -
 def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_person_settles_them(loop: Stage) -> None:
     loop.hire()
     older = loop.root / "older"
-    shutil.copytree(loop.home, older, ignore=shutil.ignore_patterns("shellback.db*", "supervisor", "bells", "desk", "*.log"))
+    left_out = shutil.ignore_patterns("shellback.db*", "supervisor", "bells", "desk", "*.log")
+    shutil.copytree(loop.home, older, ignore=left_out)
     lost = in_background(loop, "exec sleep 1000")
     loop.workers[-1].stop()
     pid, keeper = loop.supervisor_pids()
