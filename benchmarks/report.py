@@ -66,7 +66,7 @@ def notes(options: Options) -> list[str]:
     """What has to be known to read the table."""
     found = [
         f"medians of {options.samples()}, taking turns with their baseline; a figure that misses is measured again, "
-        "at most three times, and the best counts"
+        "at most three times, and the best counts",
         f"* where asyncio runs `true` within {FLOOR_MS:g} ms, as our user; on a slower machine in proportion",
     ]
     if options.quick:

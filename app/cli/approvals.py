@@ -64,7 +64,7 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     """
     if watching:
         _watch(conversation, everything=everything)
-    with asking() as ask:
+    with asking(here=everything) as ask:
         found = ask("requests", conversation=conversation, everything=everything, programs=wants_json())
     show(found, laid_out(found))
 

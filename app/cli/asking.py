@@ -22,8 +22,13 @@ from shellback.exec.wire.descriptors import closing
 
 DESK: Final = "desk"
 """The directory in the state directory with one socket per worker. `layout` would be slow to import."""
+VERSION: Final = 1
+"""Rises when a question or its answer changes. A worker of another version answers nothing."""
+GREETING_S: Final = 1.0
 PATIENCE_S: Final = 5.0
-"""A worker that does not answer in this time may hang; then this process answers."""
+"""A worker that says nothing for this long may hang; then this process answers."""
+WAITS: Final = "waits"
+"""Said once a second by a worker that waits for an answer."""
 QUESTIONS: Final = {
     "processes": "ps:listed",
     "queue": "queue:listed",
@@ -52,10 +57,10 @@ def answering(question: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def asking() -> Generator[Ask]:
-    """Questions within the block go to a worker, or are answered here."""
+def asking(*, here: bool = False) -> Generator[Ask]:
+    """Questions within the block go to a worker, or are answered here: all of them with `here`, as for long answers."""
     with contextlib.ExitStack() as stack:
-        desk = _reached()
+        desk = None if here else _reached()
         place = None
         if desk is not None:
             stack.callback(desk.close)
@@ -65,8 +70,9 @@ def asking() -> Generator[Ask]:
             deadline = time.monotonic() + wait_s
             if desk is not None:
                 try:
-                    return desk.ask(question, wait_s or PATIENCE_S, given)
+                    return desk.ask(question, deadline, given)
                 except (OSError, ValueError):
+                    desk.close()  # the worker does not begin what it has not begun yet
                     desk = None
             if place is None:
                 place = stack.enter_context(opened())
@@ -82,17 +88,22 @@ class _Desk:
     def __init__(self, connection: socket.socket, home: Path, given: dict[str, str]) -> None:
         self._connection = connection
         self._lines = connection.makefile("rw", encoding="ascii", newline="\n")
-        known = self._heard(PATIENCE_S)
+        version, known = self._heard(GREETING_S)
+        if version != VERSION:
+            raise ValueError("a worker of another version")
         wanted = {name: given[name] for name in known if name in given}
         database = database_of(given.get("DATABASE_URL", "").strip(), home)
         self._say(wanted | {"SHELLBACK_HOME": str(home), "DATABASE_URL": database})
-        if self._heard(PATIENCE_S) is not True:
+        if self._heard(GREETING_S) is not True:
             raise ValueError("a worker with other settings")
         pass_on(given, known)
 
-    def ask(self, question: str, wait_s: float, given: dict[str, Any]) -> Any:
+    def ask(self, question: str, deadline: float, given: dict[str, Any]) -> Any:
         self._say([question, given])
-        return self._heard(wait_s)
+        while (found := self._heard(PATIENCE_S)) == WAITS:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+        return found
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

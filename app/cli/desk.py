@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import socket
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from shellback.cli.asking import DESK, answering, peer_is_ours
+from shellback.cli.asking import DESK, VERSION, WAITS, answering, peer_is_ours
 from shellback.cli.shared import LOOK_S, json_text
 from shellback.exec.wire.descriptors import closing
 from shellback.settings import Settings
@@ -46,7 +48,8 @@ class Desk:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         with closing(os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
             listener.bind(f"/proc/self/fd/{folder}/{self._path.name}")
-        self._server = await asyncio.start_unix_server(self._meet, sock=listener, limit=LINE_BYTES)
+        # `start_unix_server` looks for the path, which is gone.
+        self._server = await asyncio.start_server(self._meet, sock=listener, limit=LINE_BYTES)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -56,7 +59,7 @@ class Desk:
         for talk in self._talks:
             talk.cancel()
         await asyncio.gather(*self._talks, return_exceptions=True)
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._talks) >= CLIENTS or not peer_is_ours(writer.get_extra_info("socket")):
@@ -67,36 +70,47 @@ class Desk:
         talk.add_done_callback(self._talks.discard)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def say(value: object) -> None:
-            writer.write(json_text(value).encode() + b"\n")
+        async def say(line: str) -> None:
+            writer.write(line.encode() + b"\n")
             await writer.drain()
 
+        def answer(question: str, how: dict[str, Any]) -> Any:
+            if reader.at_eof():  # it has left, and may have answered itself
+                return None
+            found = answering(question)(self._where, **how)
+            return found if callable(found) else json_text(found)
+
         try:
-            await say(self._known)
+            await say(json_text([VERSION, self._known]))
             given = json.loads(await reader.readline())
-            # The settings are checked as this command would check them; where they differ otherwise is its own affair.
-            if Settings.load(given).database_url != self._where.settings.database_url:
+            # The settings are checked as this command would check them.
+            asked, ours = Settings.load(given), self._where.settings
+            if (asked.database_url, asked.telemetry_endpoint) != (ours.database_url, ours.telemetry_endpoint):
                 return
-            await say(True)
+            await say(json_text(True))
             while line := await reader.readline():
-                question, how = json.loads(line)
-                found = await self._in_thread(partial(answering(question), self._where, **how))
-                if callable(found):
-                    found = await self._once(found, reader)
-                await say(found)
+                found = await self._in_thread(partial(answer, *json.loads(line)))
+                if found is None:
+                    return
+                await say(found if isinstance(found, str) else await self._at_last(found, reader, say))
         except Exception:
             # The command repeats the question itself, and then shows the error.
             log.debug("a question of a command was not answered", exc_info=True)
         finally:
             writer.close()
 
-    async def _once(self, look: Any, reader: asyncio.StreamReader) -> Any:
-        """What `look` returns at last; None if the command has left."""
-        while True:
-            found = await self._in_thread(look)
-            if found is not None or reader.at_eof():
-                return found
-            await asyncio.sleep(LOOK_S)
+    async def _at_last(
+        self, look: Callable[[], Any], reader: asyncio.StreamReader, say: Callable[[str], Awaitable[None]]
+    ) -> str:
+        """What `look` returns at last; until then the command is told once a second that this worker lives."""
+        told = time.monotonic()
+        while (found := await self._in_thread(look)) is None and not reader.at_eof():
+            # With many that wait, each is looked at more rarely: the looks take time from the turns of this process.
+            await asyncio.sleep(LOOK_S * max(1.0, len(self._talks) / 4))
+            if time.monotonic() - told >= 1:
+                await say(json_text(WAITS))
+                told = time.monotonic()
+        return json_text(found)
 
     async def _in_thread(self, fn: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, fn)

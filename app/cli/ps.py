@@ -44,7 +44,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
     elif watching:
         _watch(conversation, everything=everything)
     else:
-        with asking() as ask:
+        with asking(here=everything) as ask:
             found = ask("processes", conversation=conversation, everything=everything, programs=wants_json())
         show(found, laid_out(found))
 

@@ -112,6 +112,7 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
             async with Desk(where):
                 click.echo("ready", err=True)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            # The commands that waited here look for themselves.
             click.echo("draining: running turns end first", err=True)
     finally:
         for end in ends:

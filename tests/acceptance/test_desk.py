@@ -6,13 +6,15 @@ import json
 import socket
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
 
 import pytest
 import sqlalchemy as sa
 
 from shellback.cli import send
-from shellback.cli.asking import DESK
+from shellback.cli.asking import DESK, VERSION, WAITS
 from shellback.settings import Settings
 from shellback.storage.tables import mailbox
 from tests.commands import assert_refused, environment, facts, shellback
@@ -20,14 +22,7 @@ from tests.stage import Stage, staged
 from tests.supervisors import run_to_end
 
 HEAVY = {"asyncio", "dbos", "pydantic", "pydantic_ai", "psycopg", "sqlalchemy", "alembic", "openai", "anthropic"}
-READING = [
-    ["ps"],
-    ["ps", "--all"],
-    ["queue"],
-    ["queue", "--all-hosts"],
-    ["approvals", "list"],
-    ["approvals", "list", "--all"],
-]
+SHORT = [["ps"], ["queue"], ["queue", "--all-hosts"], ["approvals", "list"]]
 SHOW = "print('', *{name.partition('.')[0] for name in __import__('sys').modules})"
 
 place = staged(worker=True)
@@ -43,9 +38,7 @@ def loaded(stage: Stage, *args: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize(
-    "args", [*READING, ["send", "-c", "light", "hello"], ["send", "-c", "light", "--wait", "hello"]]
-)
+@pytest.mark.parametrize("args", [*SHORT, ["send", "-c", "light", "hello"], ["send", "-c", "light", "--wait", "hello"]])
 def test_beside_a_worker_a_command_loads_no_database_no_settings_and_no_agent(place: Stage, args: list[str]) -> None:
     assert loaded(place, *args).isdisjoint(HEAVY)
 
@@ -58,7 +51,7 @@ def without_time(text: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("args", READING)
+@pytest.mark.parametrize("args", SHORT)
 def test_a_worker_answers_as_the_command_itself_does(place: Stage, args: list[str]) -> None:
     if not place.requests():
         place.send("$ touch waits.txt", "waits")
@@ -93,28 +86,71 @@ def test_a_refused_message_is_refused_beside_a_worker_too(place: Stage) -> None:
     assert_refused(shellback(place, "send", "-c", "-wrong", "hello"), "conversation name '-wrong'")
 
 
-def test_a_message_is_stored_once_if_the_worker_ends_before_it_answers(alone: Stage) -> None:
-    (alone.home / DESK).mkdir()
+@contextmanager
+def met(alone: Stage, act: Callable[[TextIO], None]) -> Generator[None]:
+    """A worker's socket, with `act` instead of the worker for the first command that comes."""
+    (alone.home / DESK).mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(alone.home / DESK / "ended"))
+        path = alone.home / DESK / "ours"
+        listener.bind(str(path))
         listener.listen()
-        asked: list[Any] = []
 
-        def answer() -> None:
+        def meet() -> None:
             connection, _ = listener.accept()
             with connection, connection.makefile("rw") as lines:
-                for said in ([name.upper() for name in Settings.model_fields], True):
-                    lines.write(json.dumps(said) + "\n")
-                    lines.flush()
-                    asked.append(json.loads(lines.readline()))
-                question, how = asked[-1]
-                assert question == "send"
-                send.deliver(alone.where, **how)
+                act(lines)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=meet)
         thread.start()
-        said = facts(shellback(alone, "send", "-c", "once", "--json", "hello"))
+        yield
         thread.join()
+        path.unlink()
+
+
+def say(lines: TextIO, said: object) -> Any:
+    """Say this; returns what the command says then, None if it leaves."""
+    lines.write(json.dumps(said) + "\n")
+    lines.flush()
+    heard = lines.readline()
+    return json.loads(heard) if heard else None
+
+
+GREETING: Final = [VERSION, [name.upper() for name in Settings.model_fields]]
+
+
+def test_a_message_is_stored_once_if_the_worker_ends_before_it_answers(alone: Stage) -> None:
+    asked: list[Any] = []
+
+    def answer(lines: TextIO) -> None:
+        asked.extend((say(lines, GREETING), say(lines, True)))
+        question, how = asked[-1]
+        assert question == "send"
+        send.deliver(alone.where, **how)
+
+    with met(alone, answer):
+        said = facts(shellback(alone, "send", "-c", "once", "--json", "hello"))
     assert asked[0]["SHELLBACK_HOME"] == str(alone.home)
     rows = alone.rows(sa.select(mailbox.c.conversation_id, mailbox.c.dedupe_key))
     assert rows == [("once", said["item"])]
+
+
+def test_a_worker_of_another_version_is_asked_nothing(alone: Stage) -> None:
+    heard: list[Any] = []
+    with met(alone, lambda lines: heard.append(say(lines, [VERSION + 1, GREETING[1]]))):
+        assert facts(shellback(alone, "ps", "--json"))["sessions"] == []
+    assert heard == [None]
+
+
+def test_a_command_that_a_worker_tells_nothing_any_more_looks_for_the_answer_itself(alone: Stage) -> None:
+    left: list[Any] = []
+
+    def hang(lines: TextIO) -> None:
+        say(lines, GREETING)
+        _, how = say(lines, True)
+        assert say(lines, send.deliver(alone.where, **how))[0] == "outcome"
+        left.append(say(lines, WAITS))
+
+    with met(alone, hang):
+        late = shellback(alone, "send", "-c", "late", "--wait", "--timeout", "6", "hello")
+    assert left == [None], "it has left"
+    assert "no answer within 6 s" in late.stderr

@@ -1,7 +1,7 @@
 """The doorbell: it tells workers in other processes that an item was enqueued.
 
 On one host it is a datagram to a socket in the state directory, from another host a NOTIFY of Postgres. It rings after
-the commit; a ring that a crash prevents costs at most one poll.
+the commit; an item whose ring a crash prevents is found within 5 s.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Doorbell:
         if self._database.dialect != "sqlite":
             try:
                 self._database.write_now(_notify, queue)
-            except Exception as error:  # noqa: BLE001 - the next poll finds the item
-                log.warning("host %s was not notified of a new item; its next poll finds the item: %s", host_id, error)
+            except Exception as error:  # noqa: BLE001 - the next look finds the item
+                log.warning("host %s was not notified of a new item; its next look finds the item: %s", host_id, error)
 
     def _rung_here(self, queue: str) -> bool:
         """Whether a worker of this host heard it."""
         heard = False
-        with contextlib.suppress(FileNotFoundError), _opened(self._directory) as folder:
+        with contextlib.suppress(OSError), _opened(self._directory) as folder:
             for name in os.listdir(self._directory):
                 if name.startswith(_prefix(queue)):
                     heard |= _knocked(f"/proc/self/fd/{folder}/{name}")
@@ -102,7 +102,7 @@ class Doorbell:
                     if not await _heard(connection, executor_id):
                         log.warning(
                             "no notification arrives from Postgres, as behind a pooler of transactions: items that "
-                            "other hosts enqueue wait for the next poll"
+                            "other hosts enqueue wait for the next look"
                         )
                     told = False
                     for ring in bells.values():
@@ -112,7 +112,7 @@ class Doorbell:
                             bells[note.payload]()
             except psycopg.Error as error:
                 if not told:
-                    log.warning("items that other hosts enqueue wait for the next poll: no notifications: %s", error)
+                    log.warning("items that other hosts enqueue wait for the next look: no notifications: %s", error)
                 told = True
             await asyncio.sleep(RETRY_S)
 
