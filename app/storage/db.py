@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import os
 import random
 import sqlite3
@@ -28,6 +29,8 @@ from sqlalchemy import event, exc
 from shellback.storage.errors import DatabaseLocked, DatabaseUnreachable, OutcomeUnknown
 from shellback.storage.failures import failure_of
 from shellback.storage.url import normalised, shown
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -140,7 +143,11 @@ class Database:
                 "or one was opened inside another"
             ) from error
         for act in after.values():
-            act()
+            try:
+                act()
+            except Exception:
+                # The transaction is committed, so its caller must not take it for failed.
+                log.exception("what was to be told after a transaction was not told")
         return result
 
     def _commit(self, conn: sa.Connection) -> None:

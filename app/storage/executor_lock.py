@@ -8,6 +8,7 @@ import os
 import re
 import select
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,9 @@ _NOTICED: Final = sa.text(
     "SELECT set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false), "
     "set_config('tcp_keepalives_count', '3', false)"
 )
+# Servers before Postgres 14 have no such setting.
+_KEPT: Final = sa.text("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'")
+_ASKED_EVERY_S: Final = 30.0
 _HOLDER: Final = re.compile(r"shellback (\d+)@(.+)")
 
 _FIND_HOLDER: Final = sa.text(
@@ -112,6 +116,8 @@ class _ServerLock:
             ) from error
         # Keepalives of the server too: a machine that lost power closes nothing, and its lock would stay for hours.
         self._conn.execute(_NOTICED)
+        self._conn.execute(_KEPT)
+        self._asked_at = time.monotonic()
         if not self._conn.execute(sa.text("SELECT pg_try_advisory_lock(:space, :key)"), key).scalar_one():
             found = self._conn.execute(_FIND_HOLDER, key).scalar()
             self.release()
@@ -124,9 +130,11 @@ class _ServerLock:
         if self._conn.closed:
             return False
         try:
-            if self._told_nothing():
+            # A proxy may end a connection that is silent for too long, and answer the keepalives of one that it lost.
+            if self._told_nothing() and time.monotonic() - self._asked_at < _ASKED_EVERY_S:
                 return True
             self._conn.execute(sa.text("SELECT 1"))
+            self._asked_at = time.monotonic()
         except exc.DBAPIError:
             # SQLAlchemy would reconnect without the lock. Locking again is not enough: a turn that ran while the server
             # refused connections has ended in DBOS's memory but is pending in its table, until the process restarts.

@@ -318,7 +318,7 @@ def test_on_the_host_a_command_of_a_tool_that_nobody_approved_is_refused_with_wh
 def test_while_the_gate_is_off_there_is_no_workspace_also_where_there_was_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with masonry(monkeypatch) as place:
         worker = place.hire()
-        place.answer(place.send("hello"))
+        place.answer(place.send("!look {}"))
         assert '"workspace_ref":{"provider":"shellback","id":"worker"}' in place.history()
         worker.stop()
         place.hire(ENABLE_EXECUTE="false")

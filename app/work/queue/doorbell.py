@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
@@ -89,13 +89,15 @@ class Doorbell:
     async def _notified(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
         import psycopg  # not for SQLite
 
-        url = self._database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        url = self._database.url
+        # Not as text: libpq would refuse a password with a space, and quote it in the error.
         # Without keepalives a connection whose server lost power would look alive for hours.
-        alive: Any = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+        options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1])
+        options |= {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "connect_timeout": 5}
         told = False
         while True:
             try:
-                connection = await psycopg.AsyncConnection.connect(url, autocommit=True, connect_timeout=5, **alive)
+                connection = await psycopg.AsyncConnection.connect(autocommit=True, **options)
                 async with connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, executor_id))

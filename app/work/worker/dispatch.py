@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shellback.work.queue.bells import Bell
 from shellback.work.queue.dbos_private import count_turns, take_items
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dbos import DBOS
 
     from shellback.work.queue.doorbell import Doorbell
+
+
+STOPPED_S: Final = 10.0
 
 
 class Dispatch:
@@ -47,6 +50,8 @@ class Dispatch:
             thread.start()
             self._threads.append(thread)
         await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
+        for bell in self._bells.values():
+            bell.ring()  # for items that came before it listened
 
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""
@@ -54,4 +59,5 @@ class Dispatch:
         for bell in self._bells.values():
             bell.stop()
         while self._threads:
-            await asyncio.to_thread(self._threads.pop().join)
+            # Not for ever: a thread may wait for a database that is away.
+            await asyncio.to_thread(self._threads.pop().join, STOPPED_S)

@@ -135,7 +135,7 @@ class Worker:
         self._running = [asyncio.create_task(run()) for run in self.loops]
         self._loops = [
             asyncio.create_task(self._every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(LOOK_S, "takeover", self.takeover.once)),
+            asyncio.create_task(self._every(LOOK_S, "takeover", self.takeover.once, first_s=0.5)),
             asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
             asyncio.create_task(self._every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
             asyncio.create_task(self._every(COUNT_S, "count", self._count, first_s=COUNT_S)),
