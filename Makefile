@@ -76,7 +76,7 @@ guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no t
 soak: $(STAMP) ## 2,000 processes while workers, supervisor and Postgres are killed at random (8 minutes); ARGS=--help
 	@$(BIN)/python -m chaos.soak $(ARGS)
 
-polls: $(STAMP) ## how long an item can lie on the queue unseen while 20 processes enqueue (2 minutes)
+polls: $(STAMP) ## how soon an item has its turn while 20 processes enqueue (2 minutes)
 	@$(BIN)/python -m chaos.polls $(ARGS)
 
 fuzz: $(STAMP) ## property tests, as long as asked: FUZZ_SECONDS=600 for all parts together; ARGS=--help

@@ -1,8 +1,8 @@
 # ruff: noqa: S311 - pauses are random, not secret
-"""`python -m chaos.polls`: how long the gaps between two looks at the `wakes` queue get while many enqueue.
+"""`python -m chaos.polls`: how soon an item of the `wakes` queue has its turn while many enqueue.
 
-DBOS has no notification for queues: a thread of each worker looks, and looks less often after a conflict with
-another transaction. What it asks is read from the log of Postgres, not from the product.
+A thread of DBOS in each worker looks at each ring, and looks less often after a conflict with another transaction.
+What it asks is read from the log of Postgres, not from the product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgr
 from tests.stage import Stage, stage
 
 RESULTS: Final = Path(__file__).parent / "results" / "polls.json"
-GAP_S: Final = 0.3
+LATE_S: Final = 0.3
 SETTLE_S: Final = 3.0
 ROLE: Final = "worker"
 CONVERSATIONS: Final = 5
@@ -145,14 +145,16 @@ def _figures(made: Stage, looks: Looks, sent: int, options: argparse.Namespace) 
         Figure(name="enqueuers", value=options.enqueuers),
         Figure(name="messages sent", value=sent, note=f"{items} items on the queue, the rest joined one"),
         Figure(name="polls", value=len(looks.rounds)),
-        Figure(name="longest gap between polls", value=rounds[-1] * 1e3, unit="ms", limit=GAP_S * 1e3),
+        Figure(name="longest gap between polls", value=rounds[-1] * 1e3, unit="ms"),
         Figure(name="gap between polls, p99", value=rounds[int(len(rounds) * 0.99)] * 1e3, unit="ms"),
         Figure(name="gap between polls, median", value=rounds[len(rounds) // 2] * 1e3, unit="ms"),
         Figure(name="polls that claim", value=len(looks.claims), note="the others found every slot taken"),
         Figure(name="longest gap between claims", value=claims[-1] * 1e3, unit="ms", note="slots included"),
         Figure(name="conflicts in Postgres", value=looks.conflicts),
         Figure(name="back-offs that DBOS told", value=said.count("Contention detected"), limit=0),
-        Figure(name="item to turn, p50", value=_at(late, 0.5) * 1e3, unit="ms", note="slots included"),
+        Figure(
+            name="item to turn, p50", value=_at(late, 0.5) * 1e3, unit="ms", limit=LATE_S * 1e3, note="slots included"
+        ),
         Figure(name="item to turn, p99", value=_at(late, 0.99) * 1e3, unit="ms"),
     ]
 
