@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from shellback.cli.shared import opened, until
 from shellback.environment import database_of, home_of, pass_on, variables
-from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.descriptors import short
 
 DESK: Final = "desk"
 """The directory in the state directory with one socket per worker. `layout` would be slow to import."""
@@ -132,13 +132,12 @@ def _reached() -> _Desk | None:
         home = home_of(given)
         directory = home / DESK
         names = os.listdir(directory)
-        # A socket's path has at most 108 bytes (unix(7)), so it is named below a descriptor.
-        with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+        with short(directory) as folder:
             for name in names:
                 connection = socket.socket(socket.AF_UNIX)
                 try:
                     connection.settimeout(PATIENCE_S)
-                    connection.connect(f"/proc/self/fd/{folder}/{name}")
+                    connection.connect(f"{folder}/{name}")
                     if peer_is_ours(connection):
                         return _Desk(connection, home, given)
                 except (OSError, ValueError):

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from shellback.cli.asking import DESK, VERSION, WAITS, answering, peer_is_ours
 from shellback.cli.shared import LOOK_S, json_text
-from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.descriptors import short
 from shellback.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class Desk:
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        with closing(os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
-            listener.bind(f"/proc/self/fd/{folder}/{self._path.name}")
+        with short(self._path.parent) as folder:
+            listener.bind(f"{folder}/{self._path.name}")
         # `start_unix_server` looks for the path, which is gone.
         self._server = await asyncio.start_server(self._meet, sock=listener, limit=LINE_BYTES)
         return self

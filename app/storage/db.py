@@ -166,7 +166,7 @@ _AFTER: Final = "after commit"
 
 
 def after_commit(conn: sa.Connection, fn: Callable[..., object], *args: object) -> None:
-    """Call `fn(*args)`, which must not raise, after a `Database` has committed this transaction; equal calls once."""
+    """Call `fn(*args)` after a `Database` has committed this transaction; equal calls once. An error is only logged."""
     conn.info.setdefault(_AFTER, {})[(fn, *args)] = partial(fn, *args)
 
 

@@ -87,9 +87,13 @@ def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
 def enqueuing(where: Place) -> Generator[Enqueuer]:
     """An enqueuer that puts items on queues in transactions of `where.database`."""
     with _dbos_client(where) as client:
-        from shellback.work.queue.queues import DbosEnqueuer
+        yield _enqueuer(where, client)
 
-        yield DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
+
+def _enqueuer(where: Place, client: Any) -> Enqueuer:
+    from shellback.work.queue.queues import DbosEnqueuer
+
+    return DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
 
 
 def _doorbell(where: Place) -> Doorbell:
@@ -184,10 +188,9 @@ def neighbours(where: Place) -> Generator[Neighbours]:
     """The adoption of conversations of other hosts."""
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.work.queue.callbacks import CallbackSink
-    from shellback.work.queue.queues import DbosEnqueuer
 
     with _dbos_client(where) as client:
-        enqueuer = DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
+        enqueuer = _enqueuer(where, client)
         sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 

@@ -35,7 +35,6 @@ JUSTIFIED: dict[str, str] = {
     "checks/": KERNEL,
     "cli/asking.py": STATE,
     "cli/children.py": STATE,
-    "cli/desk.py": STATE,
     "cli/logs.py": STATE,
     "cli/main.py": KERNEL,
     "cli/terminal/raw_terminal.py": KERNEL,

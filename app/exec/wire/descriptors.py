@@ -1,10 +1,11 @@
-"""The end of a descriptor. Loads no ctypes: each search in files starts a process that loads this."""
+"""The end of a descriptor, and paths by one. Loads no ctypes: each search in files starts a process that loads this."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -14,6 +15,13 @@ def closing(descriptor: int) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def short(directory: Path) -> Generator[str]:
+    """A short path of a directory within the block: a socket's path has at most 108 bytes (unix(7))."""
+    with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        yield f"/proc/self/fd/{descriptor}"
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import ItemType
 from shellback.work.queue.queues import Enqueuer, queues_of
 from shellback.work.turn import claims
+from shellback.work.turn.lifetimes import LATE_S
 from shellback.work.turn.watching import TurnWatch
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ Alive = dict[tuple[str | None, str | None], str]
 Repair = tuple[Set[str], Callable[[], Awaitable[object]]]
 """A repair, and the signs of which one is needed for it."""
 ALWAYS: Final[Set[str]] = frozenset()
-LATE_S: Final = 60.0
 
 
 class Processes(Protocol):
@@ -218,21 +218,16 @@ class Sweep:
         return status.status in WAITING and (status.app_version is None or status.app_version in versions)
 
 
-def _is(column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
-    # As a literal: for a prepared statement with parameters Postgres would plan to read whole tables.
-    return column == sa.literal_column(f"'{value}'")
-
-
 _SIGNS: Final = {
-    "asked": sa.exists().where(_is(approval_rows.c.state, "pending")),
-    "claimed": sa.exists().where(_is(conversations.c.state, "claimed")),
-    "blocked": sa.exists().where(_is(conversations.c.state, "blocked")),
+    "asked": sa.exists().where(approval_rows.c.state == rows.literal("pending")),
+    "claimed": sa.exists().where(conversations.c.state == rows.literal("claimed")),
+    "blocked": sa.exists().where(conversations.c.state == rows.literal("blocked")),
     "open": sa.exists().where(turns.c.outcome.is_(None)),
     "ended": sa.exists().where(turns.c.ended_at >= sa.bindparam("since")),
-    "unread": sa.exists().where(_is(mailbox.c.state, "unread")),
-    "live": sa.exists().where(sa.or_(*(_is(sessions.c.state, state) for state in LIVE))),
-    "inline": sa.exists().where(_is(sessions.c.delivery, Delivery.INLINE.value)),
-    "watched": sa.exists().where(_is(watches.c.state, "on")),
+    "unread": sa.exists().where(mailbox.c.state == rows.literal("unread")),
+    "live": sa.exists().where(sessions.c.state.in_([rows.literal(state) for state in LIVE])),
+    "inline": sa.exists().where(sessions.c.delivery == rows.literal(Delivery.INLINE.value)),
+    "watched": sa.exists().where(watches.c.state == rows.literal("on")),
     "others": sa.exists().where(hosts.c.host_id != sa.bindparam("host")),
     "old": sa.exists().where(events.c.created_at < sa.bindparam("kept")),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import sqlalchemy as sa
+
+from shellback.storage import rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -28,25 +30,26 @@ def items(conn: sa.Connection) -> sa.TableClause:
     return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
 
 
+_OPEN: Final = ("ENQUEUED", "PENDING")
+
+
 def open_items(conn: sa.Connection, queues: Sequence[str]) -> set[tuple[str, str]]:
     """The queues that have items, each with `ENQUEUED` or `PENDING`."""
     table = items(conn)
+    either = [rows.literal(status) for status in _OPEN]
     looks = [
         sa.select(
             sa.literal(queue).label("queue"),
             sa.literal(status).label("status"),
-            sa.exists().where(table.c.queue_name == queue, *_has(table, status)).label("there"),
+            sa.exists()
+            # A partial index of DBOS is for both states.
+            .where(table.c.queue_name == queue, table.c.status == rows.literal(status), table.c.status.in_(either))
+            .label("there"),
         )
         for queue in queues
-        for status in ("ENQUEUED", "PENDING")
+        for status in _OPEN
     ]
     return {(row.queue, row.status) for row in conn.execute(sa.union_all(*looks)) if row.there}
-
-
-def _has(table: sa.TableClause, status: str) -> tuple[sa.ColumnElement[bool], sa.TextClause]:
-    # As literals: with parameters no partial index of DBOS is used, and all rows of the table are read.
-    either = sa.text("status IN ('ENQUEUED', 'PENDING')")
-    return table.c.status == sa.literal_column(f"'{status}'"), either
 
 
 def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:

@@ -12,13 +12,14 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
 from shellback.exec.wire import layout
+from shellback.exec.wire.descriptors import short
 from shellback.storage.db import Database
 from shellback.work.queue.queues import CHANNEL
 
@@ -58,10 +59,10 @@ class Doorbell:
     def _rung_here(self, queue: str) -> bool:
         """Whether a worker of this host heard it."""
         heard = False
-        with contextlib.suppress(OSError), _opened(self._directory) as folder:
+        with contextlib.suppress(OSError), short(self._directory) as folder:
             for name in os.listdir(self._directory):
                 if name.startswith(_prefix(queue)):
-                    heard |= _knocked(f"/proc/self/fd/{folder}/{name}")
+                    heard |= _knocked(f"{folder}/{name}")
         return heard
 
     async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
@@ -137,23 +138,13 @@ def _prefix(queue: str) -> str:
     return f"{queue.partition('.')[0]}."
 
 
-@contextlib.contextmanager
-def _opened(directory: Path) -> Generator[int]:
-    # A socket's path has at most 108 bytes (unix(7)), so it is named below a descriptor.
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
 def _listener(directory: Path, queue: str, executor_id: str) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
     name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32]
     (directory / name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    with _opened(directory) as folder:
-        listener.bind(f"/proc/self/fd/{folder}/{name}")
+    with short(directory) as folder:
+        listener.bind(f"{folder}/{name}")
     return listener
 
 

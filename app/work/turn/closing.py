@@ -207,8 +207,7 @@ def _is_prompt(entry: ConversationEntry) -> bool:
 class TurnStore(SqlConversationStore):
     """The conversation store of one turn: it reads the recorded head, and a save closes the turn.
 
-    It loads the last `window` messages, at least half as many, from a prompt on; 0 loads all. On a replay the stored
-    head may already be the one that this turn wrote.
+    It loads the last `window` messages, at least half as many, from a prompt on; 0 loads all.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ _HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesyste
 class TurnDeps(ToolContext):
     """Dependencies of one execution of one turn.
 
-    The first step recorded `gate` and `began_at`; `seconds` is the time limit of the turn. `approvals` are the
+    A replay has the same `gate` and `began_at`; `seconds` is the time limit of the turn. `approvals` are the
     decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
-    agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the first step is 0), `letters`
+    agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the begin is 0), `letters`
     are the rows they returned; without `look` there is no read before the first model request. `shown_chars` is how
     much was shown of processes. Shell and files work in the workspace, under the policy of the agent's commands; they
     are None while the gate is off, and in an unpickled copy.

@@ -24,7 +24,7 @@ Expire = Callable[[str, str], Awaitable[object]]
 BATCH: Final = 200
 _MISSED_S: Final = 86400.0
 """How far back a new worker looks for turns that may have left processes."""
-_LATE_S: Final = 60.0
+LATE_S: Final = 60.0
 _WAITS: Final = "pending_approval"
 _OVER: Final = ("answered", "failed", "stopped")
 
@@ -41,7 +41,7 @@ class TurnEnds:
     async def closed(self, conversation_id: str) -> None:
         """End what the finished turns of a conversation have left; after an error the next sweep does it."""
         try:
-            await self._end(await self._db.read(due, self._host_id, time.time() - _LATE_S, conversation_id))
+            await self._end(await self._db.read(due, self._host_id, time.time() - LATE_S, conversation_id))
         except Exception as error:  # noqa: BLE001 - the turn is closed, and must not fail after that
             log.info("what the turn has started is ended by the next sweep: %s", error)
 
@@ -54,7 +54,7 @@ class TurnEnds:
         began = time.time()
         await self._end(await self._db.read(due, self._host_id, self._since))
         # `min`: the clock may have been set back.
-        self._since = min(began, time.time()) - _LATE_S
+        self._since = min(began, time.time()) - LATE_S
 
     async def _end(self, turn_ids: list[str]) -> None:
         for turn_id in turn_ids:

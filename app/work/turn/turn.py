@@ -90,7 +90,7 @@ class TurnRunner:
     shows: Shows = shows_nothing
     watch: TurnWatch = field(default_factory=TurnWatch)
     closed: Callable[[str], Awaitable[None]] = nothing_left
-    """Called with the conversation id after a turn closes; it never raises."""
+    """Called with the conversation id if a turn that closes leaves sessions; it never raises."""
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
@@ -126,23 +126,22 @@ class TurnRunner:
 
     async def _watched(self, item: WorkItem, epoch: int, begun: Begun) -> str:
         await self.watch.began(item)
-        began, outcome, leaves = time.monotonic(), "superseded", False
+        began, end = time.monotonic(), Closed("superseded")
         try:
             with fenced():
-                closed = await self._handle(item, epoch, begun)
-            outcome, leaves = closed.outcome, closed.leaves
+                end = await self._handle(item, epoch, begun)
         except Fenced:
             log.warning("turn overtaken by a newer execution")
         except BaseException:
-            outcome = "died"
+            end = Closed("died")
             raise
         finally:
-            self.watch.ended(item, outcome, time.monotonic() - began)
+            self.watch.ended(item, end.outcome, time.monotonic() - began)
             self.outbox.ring()
-        log.info("turn ended: %s", outcome)
-        if leaves:
+        log.info("turn ended: %s", end.outcome)
+        if end.leaves:
             await self.closed(item.conversation_id)
-        return outcome
+        return end.outcome
 
     async def _handle(self, item: WorkItem, epoch: int, begun: Begun) -> Closed:
         reach("turn.begun")

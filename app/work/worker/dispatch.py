@@ -41,17 +41,15 @@ class Dispatch:
 
     async def start(self, dbos: DBOS) -> None:
         """Register the queues and take their items from now on."""
+        await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
         for name, bell in self._bells.items():
             queue = await dbos.register_queue_async(
                 name, worker_concurrency=self._slots[name], polling_interval_sec=POLL_S, on_conflict="always_update"
             )
-            bell.ring()  # for items that wait already
+            bell.ring()  # for items that came before it listened
             thread = threading.Thread(target=take_items, args=(bell, dbos, queue), name=f"take {name}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
-        for bell in self._bells.values():
-            bell.ring()  # for items that came before it listened
 
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""
