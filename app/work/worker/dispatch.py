@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -12,12 +13,15 @@ from shellback.work.queue.dbos_private import count_turns, take_items
 from shellback.work.queue.queues import POLL_S
 
 if TYPE_CHECKING:
-    from dbos import DBOS
+    from dbos import DBOS, Queue
 
     from shellback.work.queue.doorbell import Doorbell
 
 
+log = logging.getLogger(__name__)
+
 STOPPED_S: Final = 10.0
+AGAIN_S: Final = 5.0
 
 
 class Dispatch:
@@ -43,13 +47,31 @@ class Dispatch:
         """Register the queues and take their items from now on."""
         await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
         for name, bell in self._bells.items():
-            queue = await dbos.register_queue_async(
-                name, worker_concurrency=self._slots[name], polling_interval_sec=POLL_S, on_conflict="always_update"
-            )
+            queue = await asyncio.to_thread(self._registered, dbos, name)
             bell.ring()  # for items that came before it listened
-            thread = threading.Thread(target=take_items, args=(bell, dbos, queue), name=f"take {name}", daemon=True)
+            thread = threading.Thread(target=self._take, args=(dbos, queue), name=f"take {name}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _registered(self, dbos: DBOS, name: str) -> Queue:
+        return dbos.register_queue(
+            name, worker_concurrency=self._slots[name], polling_interval_sec=POLL_S, on_conflict="always_update"
+        )
+
+    def _take(self, dbos: DBOS, queue: Queue) -> None:
+        """Start the items of `queue` until its bell is stopped; DBOS also returns when the queue's row was deleted."""
+        name = queue.name
+        bell = self._bells[name]
+        while not bell.is_set():
+            try:
+                take_items(bell, dbos, queue)
+                if not bell.is_set():
+                    queue = self._registered(dbos, name)
+                    bell.ring()  # for items that came meanwhile
+                    log.warning("queue %s was deleted; it is registered again", name)
+            except Exception:
+                log.exception("items of queue %s are not taken; the next try is in %g s", name, AGAIN_S)
+                bell.wait(AGAIN_S)
 
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""

@@ -63,6 +63,21 @@ def test_an_item_whose_ring_was_lost_is_found_by_a_look(on: Stage) -> None:
     assert on.ended(sent_unrung(on, "hello"))["outcome"] == "answered"
 
 
+def test_a_queue_that_was_deleted_is_registered_again_and_its_items_are_taken(on: Stage) -> None:
+    assert on.ended(on.send("hello"))["outcome"] == "answered"
+    client = DBOSClient(system_database_url=on.settings.database_url, application_name="shellback")
+    doorbell = Doorbell(on.home, on.where.host_id, on.where.database)
+    try:
+        for name in queues_of(on.where.host_id):
+            client.delete_queue(name)
+            doorbell.ring(on.where.host_id, name)  # the queue's thread notices after a poll
+        for name in queues_of(on.where.host_id):
+            on.until("the queue is there again", lambda name=name: client.retrieve_queue(name))
+    finally:
+        client.destroy()
+    assert on.ended(on.send("hello again"))["outcome"] == "answered"
+
+
 def test_an_item_rings_when_it_is_committed_and_not_before(database_url: str) -> None:
     rung: list[tuple[str, str]] = []
 
