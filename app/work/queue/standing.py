@@ -31,12 +31,12 @@ class Standing:
 
 def look(conn: sa.Connection, limit: int) -> list[Standing]:
     """The conversations that were active last, the last one first."""
-    return [Standing(**row) for row in conn.execute(_query().limit(limit)).mappings()]
+    return [Standing(**row) for row in conn.execute(_query(_active().limit(limit))).mappings()]
 
 
 def one(conn: sa.Connection, conversation_id: str) -> Standing | None:
     """One conversation, or None."""
-    row = conn.execute(_query().where(conversations.c.id == conversation_id)).mappings().one_or_none()
+    row = conn.execute(_query(_active().where(conversations.c.id == conversation_id))).mappings().one_or_none()
     return None if row is None else Standing(**row)
 
 
@@ -48,19 +48,26 @@ def _last(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
     return sa.select(sa.func.max(column)).where(turns.c.conversation_id == conversations.c.id).scalar_subquery()
 
 
-def _query() -> sa.Select[Any]:
-    its = conversations.c
-    came = sa.func.coalesce(_last(turns.c.created_at), its.created_at)
-    ended = sa.func.coalesce(_last(turns.c.ended_at), its.created_at)
-    active = sa.case((came > ended, came), else_=ended).label("active_at")
+def _active() -> sa.Select[Any, Any]:
+    # One look at the turns of each conversation: nothing else takes time where there are many conversations.
+    came, ended = turns.c.created_at, turns.c.ended_at
+    last = sa.select(sa.func.max(sa.case((ended > came, ended), else_=came)))
+    mine = last.where(turns.c.conversation_id == conversations.c.id).scalar_subquery()
+    active = sa.func.coalesce(mine, conversations.c.created_at).label("active_at")
+    return sa.select(conversations.c.id, active).order_by(active.desc(), conversations.c.id)
+
+
+def _query(active: sa.Select[Any, Any]) -> sa.Select[Any]:
+    """The conversations that `active` chooses; nothing is counted for others, of which there may be many."""
+    its, chosen = conversations.c, active.subquery()
     columns: list[sa.ColumnElement[Any]] = [
-        *(its.id, its.host_id, its.state, its.failures, active),
+        *(its.id, its.host_id, its.state, its.failures, chosen.c.active_at),
         sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
         _count(mailbox, mailbox.c.state == "unread").label("unread"),
         _count(approvals, approvals.c.state == "pending").label("pending_approvals"),
         _count(sessions, sessions.c.state.in_(LIVE)).label("live_sessions"),
     ]
-    return sa.select(*columns).order_by(active.desc(), its.id)
+    return sa.select(*columns).join(chosen, chosen.c.id == its.id).order_by(chosen.c.active_at.desc(), its.id)
 
 
 LISTED: Final = 200
