@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
 from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import FunctionDef, FunctionModel
 
 from shellback.exec.core.model import SessionId
@@ -19,12 +20,12 @@ from shellback.work.approvals.asking import Proposed
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter, lock
 from shellback.work.queue.queues import note_turn
-from shellback.work.turn import claims, hearing, stopping
+from shellback.work.turn import claims, hearing, looks
 from shellback.work.turn.claims import Entry, Wakes
 from shellback.work.turn.closing import Closing, close
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
-from shellback.work.turn.live import LiveBlocks
+from shellback.work.turn.looks import Look
 from shellback.work.turn.stopping import Wish
 
 HOST = "host1"
@@ -78,7 +79,7 @@ class Talk:
         return self.queue.items[-1]
 
     def letters(self, item: WorkItem, epoch: int, step: int = 0) -> list[Letter]:
-        return self.db.write_now(stopping.look, "c1", item.id, epoch, step)[0]
+        return self.db.write_now(looks.look, "c1", item.id, epoch, step).letters
 
     def take(self, item: WorkItem, epoch: int, step: int = 0) -> list[str]:
         return [letter.payload.get("text", letter.kind) for letter in self.letters(item, epoch, step)]
@@ -134,17 +135,16 @@ class Given(Hearing):
         *,
         wish: Callable[[int], Wish | None] = lambda _: None,
         ended: bool = False,
-        live: LiveBlocks | None = None,
     ) -> None:
-        super().__init__(cast("Any", None), live)
+        super().__init__(cast("Any", None))
         self._letters, self._wish, self._ended = letters, wish, ended
 
     def agent(self, respond: FunctionDef) -> Agent[TurnDeps]:
         """One whose model responds so."""
         return Agent(FunctionModel(respond), deps_type=TurnDeps, capabilities=[self])
 
-    async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-        return self._letters(step), self._wish(step)
+    async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
+        return Look(letters=self._letters(step), wish=self._wish(step))
 
     async def wished(self, deps: TurnDeps) -> Wish | None:
         return self._wish(deps.looks + 1)

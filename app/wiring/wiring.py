@@ -325,7 +325,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             touched=None if containers is None else containers.touch,
         )
         outbox, notifiers = _notifying(where)
-        live = LiveBlocks(database, engine, settings.unpin_after)
+        live = LiveBlocks(engine, settings.unpin_after)
         agent, version = _agent(
             where,
             [

@@ -29,7 +29,7 @@ from shellback.work.approvals import approvals, asking, sending
 from shellback.work.approvals.asking import Proposed
 from shellback.work.errors import ApprovalSettled
 from shellback.work.queue.callbacks import CallbackSink
-from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn import claims, closing, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from tests.items import NotedEnqueuer
@@ -205,7 +205,7 @@ async def test_an_end_whose_commit_is_not_answered_is_told_once_and_then_acknowl
 
 def test_a_closing_whose_commit_is_not_answered_returns_its_outcome_to_the_repeat(far: Far) -> None:
     turn_id, epoch = far.entered()
-    far.db.write_now(stopping.look, "c1", turn_id, epoch, 0)
+    far.db.write_now(looks.look, "c1", turn_id, epoch, 0)
 
     query = sa.select(mailbox.c.id).where(mailbox.c.taken_by == turn_id)
     heard = far.db.read_now(lambda conn: frozenset(conn.execute(query).scalars()))

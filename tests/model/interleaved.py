@@ -29,7 +29,7 @@ from shellback.work.approvals.asking import Proposed
 from shellback.work.errors import ApprovalSettled
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import WorkItem
-from shellback.work.turn import claims, stopping
+from shellback.work.turn import claims, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, close
 from tests.items import PROPOSED
@@ -163,7 +163,7 @@ class Stage:
         entry = self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes(per_hour=1000, chain=1000))
         if entry.epoch is None:
             return
-        letters, _ = self.db.write_now(stopping.look, "c1", item.id, entry.epoch, 0)
+        letters = self.db.write_now(looks.look, "c1", item.id, entry.epoch, 0).letters
         heard = frozenset(letter.id for letter in letters)
         proposed, self.pauses = tuple(self.pauses), []
         outcome = "pending_approval" if proposed else "answered"

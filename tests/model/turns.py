@@ -24,7 +24,7 @@ from shellback.work.approvals.asking import Proposed
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
-from shellback.work.turn import stopping
+from shellback.work.turn import looks, stopping
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, TurnStore, close, enter
 from shellback.work.turn.hearing import texts_of
@@ -109,15 +109,15 @@ class Turn:
         look = 0
         while True:
             look += 1
-            letters, wish = await self.step("mailbox", lambda look=look: self._look(look))
-            if wish is not None:
-                text = stopping.text_of(wish)
+            found = await self._look(look)
+            if found.wish is not None:
+                text = stopping.text_of(found.wish)
                 new = self.messages[before:]
                 self.messages = _mended(self.messages, _unheard(new, self.letters), text)
                 return await self._close(store, conversation, replace(self._closing("stopped"), answer=text))
-            if letters:
-                self.letters += letters
-                self.messages.append(ModelRequest(parts=[UserPromptPart(texts_of(letters))]))
+            if found.letters:
+                self.letters += found.letters
+                self.messages.append(ModelRequest(parts=[UserPromptPart(texts_of(found.letters))]))
             thought, run_id, at = await self.step("model", self._model)
             if thought.kind == "breaks":
                 raise Broken
@@ -134,8 +134,8 @@ class Turn:
                 closing = replace(self._closing("pending_approval"), proposed=proposed)
                 return await self._close(store, conversation, closing, paused=True)
 
-    async def _look(self, look: int) -> Any:
-        return await self.db.write(stopping.look, self.item.conversation_id, self.item.id, self.epoch, look)
+    async def _look(self, look: int) -> looks.Look:
+        return await self.db.write(looks.look, self.item.conversation_id, self.item.id, self.epoch, look)
 
     async def _model(self) -> tuple[Thought, str, float]:
         return self.think(self.item.conversation_id), *self.stamp()

@@ -30,6 +30,7 @@ from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims, lifetimes, stopping
 from shellback.work.turn.claims import Entry
+from shellback.work.turn.looks import LOOKS
 
 BEGIN_STEP: Final = 0
 
@@ -79,6 +80,7 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Sh
     if kept is not None:
         letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
         requests = [Request(**one) for one in kept.pop("decided")]
+        kept.pop(LOOKS, None)
         return Begun(**kept, record=record, letters=letters, decided=requests)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dbos import DBOS
@@ -25,13 +25,12 @@ from pydantic_ai.exceptions import (
     ToolRetryError,
     UserError,
 )
-from pydantic_ai.messages import TextContent, ToolCallPart, UserContent
+from pydantic_ai.messages import ModelMessage, TextContent, ToolCallPart, UserContent
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
 
 from shellback.exec.core.identity import origin_of, session_id
 from shellback.exec.core.model import SessionId
 from shellback.exec.core.pydantic_private import abandon_threads_on_cancel
-from shellback.exec.reports.blocks import Told
 from shellback.exec.reports.callback_text import NOTICE, wake_text, watch_text
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
@@ -44,7 +43,8 @@ from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.watch_wakes import Range, is_read
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.live import LiveBlocks, appended
-from shellback.work.turn.stopping import Wish, look, text_of, wish_for
+from shellback.work.turn.looks import Look, look, nothing
+from shellback.work.turn.stopping import Wish, text_of, wish_for
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -61,11 +61,11 @@ ENDS: Final = (*SIGNALS, ModelRetry, ToolFailed, SkipToolExecution, ValidationEr
 
 
 class OutOfTime(AgentRunError):
-    """Raised before a model request when the time limit of the turn is over. A step read the clock."""
+    """Raised before a model request when the time limit of the turn is over, by the recorded time of a look."""
 
 
 class Stopped(AgentRunError):
-    """Raised before a model request when a person has stopped the turn. A step read the wish."""
+    """Raised before a model request when a person has stopped the turn. A look read the wish."""
 
 
 class Fenced(BaseException):
@@ -98,17 +98,18 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
 class Hearing(AbstractCapability[TurnDeps]):
     """Reads the mailbox before each model request and records each exec tool call as a step.
 
-    A replay gets the recorded result, because a session's state may have changed. A step that was cut off is repeated;
-    its body is keyed by its call, so it starts and writes nothing twice.
+    A replay gets the recorded look and result, because a session's state may have changed. A step that was cut off is
+    repeated; its body is keyed by its call, so it starts and writes nothing twice.
     """
 
     def __init__(self, database: Database, live: LiveBlocks | None = None) -> None:
         self._db = database
         self._live = live
 
-    async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-        """Take unread rows, and read the wish to stop the turn; with a wish no row is taken."""
-        return await self._db.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
+    async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
+        """Take unread rows, and read the wish to stop the turn and what `messages` lack of its processes."""
+        news = partial(self._live.news, deps, messages) if self._live else nothing
+        return await self._db.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step, news)
 
     async def wished(self, deps: TurnDeps) -> Wish | None:
         """The wish to stop the turn, or None."""
@@ -128,27 +129,18 @@ class Hearing(AbstractCapability[TurnDeps]):
         number = ctx.deps.looks
         if number == 1 and not ctx.deps.look:
             return request_context
-
-        async def take() -> tuple[list[Letter], Wish | None, float, Told | None]:
-            # Before the letters: a session that has ended by now has its letter among them, and is told once.
-            sessions = await self._live.sessions(ctx.deps) if self._live else []
-            letters, wish = await self.take(ctx.deps, number)
-            told = None
-            if self._live and wish is None:
-                told = await self._live.news(ctx.deps, sessions, ctx.messages, letters)
-            return letters, wish, time.time(), told
-
-        letters, wish, now, told = await recorded("mailbox", take)
-        if wish is not None:
-            raise Stopped(text_of(wish))
+        with fenced():
+            found = await self.look(ctx.deps, number, ctx.messages)
+        if found.wish is not None:
+            raise Stopped(text_of(found.wish))
         # Skip ends that the agent asked about; the close of the turn settles their rows. An end in the result of a
         # start or kill stays news: the agent may have planned something for it.
-        letters = [letter for letter in letters if not _is_told(letter, ctx.deps)]
+        letters = [letter for letter in found.letters if not _is_told(letter, ctx.deps)]
         ctx.deps.letters += letters
-        if told is not None:
-            ctx.deps.shown_chars += len(told.text)
-        ctx.enqueue(*contents_of(letters), *([appended(told)] if told else []))
-        if now - ctx.deps.began_at > ctx.deps.seconds:
+        if found.told is not None:
+            ctx.deps.shown_chars += len(found.told.text)
+        ctx.enqueue(*contents_of(letters), *([appended(found.told)] if found.told else []))
+        if found.at - ctx.deps.began_at > ctx.deps.seconds:
             raise OutOfTime(f"{ctx.deps.seconds:g} s")
         return request_context
 

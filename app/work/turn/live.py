@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
@@ -16,7 +15,6 @@ from shellback.exec.reports import blocks
 from shellback.exec.reports.blocks import ALL, MARK, Seen, Told
 from shellback.exec.reports.callback_text import ended_in
 from shellback.storage import sessions as rows
-from shellback.storage.db import Database
 from shellback.storage.session_rows import LIVE
 from shellback.work.queue.mailbox import Letter
 from shellback.work.turn.deps import TurnDeps
@@ -25,39 +23,35 @@ _OVER: Final = Seen(ALL, ALL, over=True)
 
 
 class LiveBlocks:
-    """Reads the blocks of a turn's conversation. Their content changes, so they are read in steps only."""
+    """Reads the blocks of a turn's conversation. Their content changes, so they are read in recorded looks only."""
 
-    def __init__(self, database: Database, engine: Engine, unpin_after_s: float) -> None:
-        self._db = database
+    def __init__(self, engine: Engine, unpin_after_s: float) -> None:
         self._engine = engine
         self._unpin_after_s = unpin_after_s
 
-    async def sessions(self, deps: TurnDeps) -> list[Session]:
+    def sessions(self, conn: sa.Connection, deps: TurnDeps) -> list[Session]:
         """The sessions whose blocks are shown now; none while the gate is off."""
         if not deps.gate:
             return []
         now, here = time.time(), self._engine.host_id
-        found = await self._db.read(rows.shown, deps.conversation_id, here, now - self._unpin_after_s)
+        found = rows.shown(conn, deps.conversation_id, here, now - self._unpin_after_s)
         return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
 
     def any(self, conn: sa.Connection, conversation_id: str) -> bool:
         """Whether the conversation has sessions that may have a block."""
         return bool(rows.shown(conn, conversation_id, self._engine.host_id, time.time() - self._unpin_after_s))
 
-    async def news(
-        self,
-        deps: TurnDeps,
-        sessions: Sequence[Session],
-        messages: Sequence[ModelMessage],
-        letters: Sequence[Letter] = (),
+    def news(
+        self, deps: TurnDeps, messages: Sequence[ModelMessage], conn: sa.Connection, letters: Sequence[Letter] = ()
     ) -> Told | None:
-        """Changes of these sessions that neither the history nor the letters tell."""
+        """Changes of the conversation's sessions that neither the history nor the letters tell. Reads files."""
+        sessions = self.sessions(conn, deps)
         if not sessions:
             return None
         seen = seen_in(messages)
         seen |= {letter.payload["session_id"]: _OVER for letter in letters if letter.kind == "exit"}
         left = blocks.TURN_CHARS - deps.shown_chars
-        return await asyncio.to_thread(blocks.news, sessions, self._engine.output, seen, left=left)
+        return blocks.news(sessions, self._engine.output, seen, left=left)
 
 
 def appended(told: Told) -> TextContent:

@@ -23,7 +23,7 @@ from shellback.work.approvals import approvals
 from shellback.work.errors import UnknownConversation
 from shellback.work.queue import stream
 from shellback.work.queue.items import IDLE_OUTCOMES, ItemType
-from shellback.work.queue.mailbox import APART, Letter, held, lock, set_apart, take, waking
+from shellback.work.queue.mailbox import APART, Letter, lock, set_apart, take, waking
 from shellback.work.queue.queues import Enqueuer
 
 if TYPE_CHECKING:
@@ -145,18 +145,14 @@ def _with_living(conn: sa.Connection, conversation_id: str, by: str) -> Wish:
     return Wish(by=by, living=found[:SHOWN], count=len(found))
 
 
-def look(
-    conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, step: int
+def take_unless_stopped(
+    conn: sa.Connection, conversation: sa.Row[Any], turn_id: str, step: int
 ) -> tuple[list[Letter], Wish | None]:
-    """Take unread rows for step `step` of a turn, or none if the turn is to stop.
-
-    Raises:
-        StaleTurn: This execution no longer holds the conversation.
-    """
-    by = wish_of(held(conn, conversation_id, turn_id, epoch), turn_id)
+    """Take unread rows for step `step` of the turn that holds the locked `conversation`; none if it is to stop."""
+    by = wish_of(conversation, turn_id)
     if by is not None:
-        return [], _with_living(conn, conversation_id, by)
-    return take(conn, conversation_id, turn_id, step), None
+        return [], _with_living(conn, conversation.id, by)
+    return take(conn, conversation.id, turn_id, step), None
 
 
 def text_of(wish: Wish) -> str:

@@ -47,7 +47,7 @@ from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, notice
 from shellback.work.turn.watching import TurnWatch
 
-STEP_SHAPE: Final = 9
+STEP_SHAPE: Final = 10
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.queues import note_turn
-from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn import claims, closing, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from tests.databases import wait_until_locked_out
@@ -113,7 +113,7 @@ class Bench:
         item = self.send()
         entry = self.enter(item, THERE)
         assert entry.epoch is not None
-        self.db.write_now(stopping.look, "c1", item.id, entry.epoch, 0)
+        self.db.write_now(looks.look, "c1", item.id, entry.epoch, 0)
         return item, entry.epoch
 
     def enter(self, item: WorkItem, host_id: str) -> claims.Entry:
@@ -322,7 +322,7 @@ async def test_the_turn_that_was_only_cut_off_can_do_nothing_any_more(shared: Be
     stale = a_session(9, host_id=THERE, turn_id=item.id, epoch=epoch)
     db = shared.db
     with pytest.raises(StaleTurn):
-        db.write_now(stopping.look, "c1", item.id, epoch, 1)
+        db.write_now(looks.look, "c1", item.id, epoch, 1)
     with pytest.raises(StaleTurn):
         db.write_now(store.claim, stale)
     act = Act(key=CallKey("k"), session_id=session_id, tool="process_write", turn_id=item.id, epoch=epoch)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import sqlalchemy as sa
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
@@ -25,19 +27,21 @@ from shellback.exec.core.errors import SessionNotFound
 from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.reports.blocks import MARK, TURN_CHARS
+from shellback.exec.reports.blocks import MARK, TURN_CHARS, Seen, Told
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.wire import layout
+from shellback.storage import sessions
 from shellback.storage.db import Database
 from shellback.storage.sessions import SqlSessionStore
+from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import hearing
+from shellback.work.turn import hearing, looks, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import notice
 from shellback.work.turn.live import LiveBlocks
-from shellback.work.turn.stopping import Wish
+from shellback.work.turn.looks import Look
 from tests.execs import origin, places, unstarted_engine
-from tests.items import Given, turn_deps
+from tests.items import HOST, Given, Talk, turn_deps
 from tests.sessions import a_session
 
 pytestmark = pytest.mark.anyio
@@ -50,11 +54,11 @@ class Scene:
         self.store = SqlSessionStore(database)
         self.engine = engine
         self.home = home
-        self.live = LiveBlocks(database, engine, unpin_after_s=300.0)
+        self.db = database
+        self.live = LiveBlocks(engine, unpin_after_s=300.0)
         self.history: list[ModelMessage] = []
         self.letters: dict[int, list[Letter]] = {}
         self.gate = True
-        self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
     async def session(self, number: int = 1, printed: str = "", **changes: Any) -> Session:
         given = {"host_id": self.engine.host_id, "command": "serve", "created_at": time.time() + number, **changes}
@@ -88,12 +92,12 @@ class Scene:
         scene = self
 
         class Heard(Given):
-            async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-                if scene.meanwhile is not None:
-                    await scene.meanwhile()
-                return scene.letters.pop(step, []), None
+            async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
+                letters = scene.letters.pop(step, [])
+                told = await scene.db.read(lambda conn: scene.live.news(deps, messages, conn, letters))
+                return Look(letters=letters, told=told)
 
-        agent = Heard(live=self.live).agent(respond)
+        agent = Heard().agent(respond)
 
         @agent.tool_plain
         async def act() -> Any:
@@ -220,12 +224,12 @@ async def test_a_process_is_shown_until_a_while_after_its_end_and_as_it_is_pinne
 
 async def test_a_pin_is_one_call_and_of_its_own_conversation(scene: Scene) -> None:
     session = await scene.session(printed="x\n")
-    sessions, unpin = Sessions(scene.engine, "c1"), origin("c1")
-    await sessions.pin(session.id, False, unpin)
+    mine, unpin = Sessions(scene.engine, "c1"), origin("c1")
+    await mine.pin(session.id, False, unpin)
     assert await scene.turn() == []
-    await sessions.pin(session.id, True, origin("c1"))
-    await sessions.pin(session.id, False, unpin)
-    assert (await sessions.get(session.id)).pinned is True
+    await mine.pin(session.id, True, origin("c1"))
+    await mine.pin(session.id, False, unpin)
+    assert (await mine.get(session.id)).pinned is True
     assert len(await scene.turn()) == 1
     with pytest.raises(SessionNotFound):
         await Sessions(scene.engine, "c2").pin(session.id, False, origin("c2"))
@@ -261,25 +265,54 @@ async def test_three_processes_cost_few_characters_in_a_turn(scene: Scene) -> No
 
 async def test_the_look_finds_what_to_show_among_thousands_that_have_ended(scene: Scene, database: Database) -> None:
     from shellback.storage import session_rows
-    from shellback.storage import sessions as store
-    from shellback.storage.tables import sessions
+    from shellback.storage.tables import sessions as table
 
     end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=1.0)
     rows = [
         session_rows.to_row(replace(a_session(number), host_id="local", state=end.state, end=end))
         for number in range(10, 3_010)
     ]
-    database.write_now(lambda conn: conn.execute(sessions.insert(), rows))
+    database.write_now(lambda conn: conn.execute(table.insert(), rows))
     session = await scene.session(1, printed="x\n")
-    found = database.read_now(store.shown, "c1", scene.engine.host_id, time.time() - 300)
+    found = database.read_now(sessions.shown, "c1", scene.engine.host_id, time.time() - 300)
     assert [one.id for one in found] == [session.id]
     assert (await scene.store.get(SessionId("s10"))) is not None
 
 
-async def test_an_end_that_comes_with_its_letter_is_told_by_the_letter_alone(scene: Scene) -> None:
-    """It ends while the look is made: what is shown is from before the letters are taken."""
-    session = await scene.session(printed="x\n")
-    await scene.turn()
+async def test_an_end_waits_until_a_look_has_read_its_letters_and_its_processes(database: Database) -> None:
+    """So the end is told by its letter alone: the look does not show it before it has the letter."""
+    talk, ended = Talk(database), threading.Event()
+    item, epoch = talk.entered()
+    session = a_session(1, host_id=HOST)
+    sink = CallbackSink(talk.queue, HOST, lambda one: {"session_id": one.id})
+    end = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=time.time())
 
-    scene.meanwhile = lambda: scene.end(session)
-    assert await scene.turn() == []
+    def finish() -> None:
+        database.write_now(sessions.finish, session.id, end, sink)
+        ended.set()
+
+    def news(_conn: sa.Connection, _letters: Sequence[Letter]) -> None:
+        ending.start()
+        assert not ended.wait(0.3), "the end is recorded between the letters and the processes"
+
+    database.write_now(sessions.claim, session)
+    ending = threading.Thread(target=finish)
+    found = database.write_now(looks.look, "c1", item.id, epoch, 1, news)
+    ending.join()
+    assert [letter.kind for letter in found.letters] == ["message"]
+    assert [letter.kind for letter in talk.letters(item, epoch, 2)] == ["exit"]
+
+
+async def test_a_repeated_look_returns_what_the_first_one_found(database: Database) -> None:
+    talk = Talk(database)
+    item, epoch = talk.entered()
+    told = Told("[process]", {"s1": Seen(1, 2, over=True)})
+    first = database.write_now(looks.look, "c1", item.id, epoch, 1, lambda _conn, _letters: told)
+    talk.send("more")
+    assert database.write_now(looks.look, "c1", item.id, epoch, 1) == first
+    assert (first.told, [letter.payload["text"] for letter in first.letters]) == (told, ["hello"])
+    assert talk.take(item, epoch, 2) == ["more"]
+    database.write_now(stopping.stop, talk.queue, "c1", by="ann")
+    stopped = database.write_now(looks.look, "c1", item.id, epoch, 3)
+    assert stopped.wish is not None
+    assert database.write_now(looks.look, "c1", item.id, epoch, 3) == stopped

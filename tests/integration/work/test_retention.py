@@ -35,7 +35,7 @@ from shellback.work.queue import mailbox
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import ItemType, Priority, WorkItem, callback_item
 from shellback.work.queue.queues import DbosEnqueuer
-from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn import claims, closing, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
 from shellback.work.worker.retention import DAY_S, Ages, Retention
@@ -79,7 +79,7 @@ class World:
         return entry.epoch
 
     def close(self, item: str, name: str, epoch: int, **more: Any) -> None:
-        letters, _ = self.db.write_now(stopping.look, name, item, epoch, 0)
+        letters = self.db.write_now(looks.look, name, item, epoch, 0).letters
         before = self.db.read_now(history.read_record_in, name)
         entry = ConversationEntry(
             id=f"e{next(numbers)}", parent_id=before.head_id if before else None, message=ModelRequest(parts=[])
@@ -214,7 +214,7 @@ async def test_an_idle_conversation_goes_whole_and_its_name_can_be_used_anew(wor
     # An epoch begins again, and so do the ids that are made of it.
     item = world.send("c1")
     epoch = world.enter(item, "c1")
-    world.db.write_now(stopping.look, "c1", item, epoch, 0)
+    world.db.write_now(looks.look, "c1", item, epoch, 0)
     world.send("c1", "one more")
     nothing = Closing(conversation_id="c1", turn_id=item, epoch=epoch, outcome="nothing")
     world.db.write_now(closing.close, world.queue, nothing, None, [], None)

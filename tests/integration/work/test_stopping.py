@@ -18,7 +18,7 @@ from shellback.work.errors import UnknownConversation
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
-from shellback.work.turn import closing, stopping
+from shellback.work.turn import closing, looks, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Stopped
 from shellback.work.turn.stopping import NEXT, Stopping, Wish
@@ -31,8 +31,8 @@ class Desk(Talk):
         return [str(letter.payload.get("text", letter.kind)) for letter in begun.letters]
 
     def look(self, item: WorkItem, epoch: int, step: int) -> tuple[list[str], str | None]:
-        letters, wish = self.db.write_now(stopping.look, "c1", item.id, epoch, step)
-        return [str(letter.payload.get("text")) for letter in letters], wish.by if wish else None
+        found = self.db.write_now(looks.look, "c1", item.id, epoch, step)
+        return [str(one.payload.get("text")) for one in found.letters], found.wish.by if found.wish else None
 
     def hears(self, item: WorkItem, *texts: str, by: str | None) -> int:
         """The epoch of a turn that begins with these texts, and is then to end where somebody wished it."""
