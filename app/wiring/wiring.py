@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shellback.work.queue.doorbell import Doorbell
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.live import LiveBlocks
+    from shellback.work.turn.telling import Telling
     from shellback.work.worker.retention import Retention
     from shellback.work.worker.worker import Worker
 
@@ -195,7 +196,9 @@ def neighbours(where: Place) -> Generator[Neighbours]:
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
 
-def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
+def _agent(
+    where: Place, capabilities: Sequence[Any], live: LiveBlocks, telling: Telling
+) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
     import pydantic_ai
     from pydantic_ai.capabilities import ReinjectSystemPrompt
@@ -203,12 +206,11 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     from shellback.exec.core.pydantic_private import durability
     from shellback.work.turn.failures import model_steps
     from shellback.work.turn.hearing import Hearing
-    from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import application_version
 
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
     durable = durability(
-        Telling(where.database),
+        telling,
         parallel_execution_mode="sequential",
         model_step_config=model_steps(),
     )
@@ -261,7 +263,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.stopping import watch_for_stops
-    from shellback.work.turn.telling import note_output
+    from shellback.work.turn.telling import Telling, note_output
     from shellback.work.turn.turn import Budget, TurnRunner
     from shellback.work.worker.worker import Worker, WorkerConfig
 
@@ -325,7 +327,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             touched=None if containers is None else containers.touch,
         )
         outbox, notifiers = _notifying(where)
-        live = LiveBlocks(engine, settings.unpin_after)
+        live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
         agent, version = _agent(
             where,
             [
@@ -334,6 +336,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                 WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
             ],
             live,
+            telling,
         )
         turn_ends = TurnEnds(database, engine.supervised.port.expire, where.host_id)
         runner = TurnRunner(
@@ -356,6 +359,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             equip=lambda deps: equip(deps, engine, policy, files),
             shows=live.any,
             watch=watches.turns,
+            telling=telling,
             closed=turn_ends.closed,
             host_id=where.host_id,
         )

@@ -9,9 +9,9 @@ epoch of a turn, it drops what it showed of the older epoch: the turn was replay
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -37,6 +37,13 @@ class Event:
     created_at: float
 
 
+class Noted(NamedTuple):
+    """An event that is not written yet."""
+
+    kind: str
+    payload: dict[str, Any]
+
+
 _ADDED: Final = sa.insert(events)  # built once: building a statement costs more than running it
 
 
@@ -57,6 +64,12 @@ def note(
     added = conn.execute(_ADDED, row)
     assert added.inserted_primary_key is not None
     return int(added.inserted_primary_key[0])
+
+
+def note_all(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, events: Sequence[Noted]) -> None:
+    """Add events in their order."""
+    for event in events:
+        note(conn, conversation_id, turn_id, epoch, event.kind, event.payload)
 
 
 def drop(conn: sa.Connection, numbers: Collection[int]) -> None:

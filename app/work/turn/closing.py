@@ -127,6 +127,8 @@ class Closing:
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
     read: tuple[watch_wakes.Range, ...] = ()
     heard: frozenset[int] = field(default_factory=frozenset[int])
+    events: Sequence[stream.Noted] = ()
+    """What the turn has told and not written yet."""
     ttl_s: float = 3600.0
     pending_limit: int = asking.PENDING
     outbox: Outbox = SILENT
@@ -160,6 +162,7 @@ def close(
     if stored is not None:
         return Closed(stored)
     conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
+    stream.note_all(conn, closing.conversation_id, closing.turn_id, closing.epoch, closing.events)
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)

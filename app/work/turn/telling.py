@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
+from functools import partial
+from typing import Final, NoReturn
 
 import sqlalchemy as sa
 from pydantic_ai.messages import (
@@ -24,61 +25,101 @@ from pydantic_ai.tools import RunContext
 from shellback.exec.engine.engine import Engine
 from shellback.exec.reports.output_events import OutputEvent, OutputFeed
 from shellback.storage.db import Database
-from shellback.storage.errors import StorageError
 from shellback.work.queue import stream
 from shellback.work.turn.deps import TurnDeps
 
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.1
+UNTOLD: Final = 100
+"""Events of a turn that wait to be written."""
 SHOWN_CHARS: Final = 2_000
 
 
 class Telling:
-    """An event stream handler: pieces of text at most ten times a second, tool calls and results as they come."""
+    """An event stream handler: text, tool calls and results are written within `FLUSH_S`, or when the turn closes."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._untold: dict[tuple[str, int], _Untold] = {}
 
     async def __call__(self, ctx: RunContext[TurnDeps], events: AsyncIterable[AgentStreamEvent]) -> None:
-        """Follow one stream to its end. Cancelling loses unwritten events, but not the answer."""
-        pieces: list[str] = []
-        flushed = time.monotonic()
+        """Follow one stream to its end. A turn that dies loses events that are not written yet."""
+        deps = ctx.deps
+        key = deps.turn_id, deps.epoch
         async for event in events:
             match event:
                 case (
                     PartStartEvent(part=TextPart(content=text))
                     | PartDeltaEvent(delta=TextPartDelta(content_delta=text))
                 ):
-                    pieces.append(text)
+                    noted = stream.Noted("text", {"text": text})
                 case FunctionToolCallEvent(part=part):
-                    await self._note(ctx, "tool_call", {"tool": part.tool_name, "args": part.args_as_dict()})
+                    noted = stream.Noted("tool_call", {"tool": part.tool_name, "args": part.args_as_dict()})
                 case FunctionToolResultEvent(part=ToolReturnPart() as part):
-                    await self._note(
-                        ctx,
-                        "tool_result",
-                        {
-                            "tool": part.tool_name,
-                            "text": part.model_response_str()[:SHOWN_CHARS],
-                            "outcome": part.outcome,
-                        },
-                    )
+                    text = part.model_response_str()[:SHOWN_CHARS]
+                    noted = stream.Noted("tool_result", {"tool": part.tool_name, "text": text, "outcome": part.outcome})
                 case _:
-                    pass
-            if pieces and time.monotonic() - flushed >= FLUSH_S:
-                await self._note(ctx, "text", {"text": "".join(pieces)})
-                pieces.clear()
-                flushed = time.monotonic()
-        if pieces:
-            await self._note(ctx, "text", {"text": "".join(pieces)})
+                    continue
+            if key not in self._untold:
+                self._untold[key] = _Untold(partial(self._db.write, stream.note_all, deps.conversation_id, *key))
+            await self._untold[key].add(noted)
 
-    async def _note(self, ctx: RunContext[TurnDeps], kind: str, payload: dict[str, Any]) -> None:
-        deps = ctx.deps
-        try:
-            await self._db.write(stream.note, deps.conversation_id, deps.turn_id, deps.epoch, kind, payload)
-        except StorageError as error:
-            # A missing event must not fail the turn.
-            log.warning("an event was not written: %s", error, extra={"work_item": deps.turn_id})
+    async def rest(self, turn_id: str, epoch: int) -> Sequence[stream.Noted]:
+        """The events of a turn that are not written yet, for its closing transaction."""
+        untold = self._untold.pop((turn_id, epoch), None)
+        return () if untold is None else await untold.rest()
+
+    def forget(self, turn_id: str, epoch: int) -> None:
+        """Drop what an execution that did not close has left."""
+        if (untold := self._untold.pop((turn_id, epoch), None)) is not None:
+            untold.end()
+
+
+class _Untold:
+    """Events of one execution of a turn that are not written yet, in order."""
+
+    def __init__(self, write: Callable[[Sequence[stream.Noted]], Awaitable[object]]) -> None:
+        self._write = write
+        self._events: list[stream.Noted] = []
+        self._task: asyncio.Task[None] | None = None
+        self._writes = self._over = False
+
+    async def add(self, event: stream.Noted) -> None:
+        """Write an event soon. With `UNTOLD` events, return only when they are written."""
+        last = self._events[-1] if self._events else None
+        if last is not None and last.kind == event.kind == "text":
+            last.payload["text"] += event.payload["text"]
+        else:
+            self._events.append(event)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._soon(), context=Context())
+        if len(self._events) >= UNTOLD:
+            await asyncio.wait((self._task,))
+
+    def end(self) -> None:
+        """Write nothing more; what is being written will be."""
+        self._over = True
+        if self._task is not None and not self._writes:
+            self._task.cancel()
+
+    async def rest(self) -> Sequence[stream.Noted]:
+        """End, and return the events that are not written."""
+        self.end()
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+        return self._events
+
+    async def _soon(self) -> None:
+        while self._events and not self._over:
+            await asyncio.sleep(FLUSH_S)
+            events, self._events, self._writes = self._events, [], True
+            try:
+                await self._write(events)
+            except Exception as error:  # noqa: BLE001 - a missing event must not fail the turn
+                log.warning("an event was not written: %s", error)
+            finally:
+                self._writes = False
 
 
 KIND: Final = "output"

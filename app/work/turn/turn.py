@@ -45,6 +45,7 @@ from shellback.work.turn.closing import Begun, Closed, Closing, Shows, TurnStore
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, notice
+from shellback.work.turn.telling import Telling
 from shellback.work.turn.watching import TurnWatch
 
 STEP_SHAPE: Final = 10
@@ -89,6 +90,8 @@ class TurnRunner:
     """Gives a turn with an open gate its shell and files."""
     shows: Shows = shows_nothing
     watch: TurnWatch = field(default_factory=TurnWatch)
+    telling: Telling | None = None
+    """Its events that are not written yet are written when the turn closes."""
     closed: Callable[[str], Awaitable[None]] = nothing_left
     """Called with the conversation id if a turn that closes leaves sessions; it never raises."""
     host_id: str = ""
@@ -136,6 +139,8 @@ class TurnRunner:
             end = Closed("died")
             raise
         finally:
+            if self.telling is not None:
+                self.telling.forget(item.id, epoch)
             self.watch.ended(item, end.outcome, time.monotonic() - began)
             self.outbox.ring()
         log.info("turn ended: %s", end.outcome)
@@ -214,7 +219,7 @@ class TurnRunner:
         proposed: tuple[Proposed, ...] = ()
         if isinstance(output, DeferredToolRequests):
             proposed = await self._proposed(deps.conversation_id, result.all_messages(), output.approvals)
-        store.closing = _closing(
+        store.closing = await self._closing(
             deps,
             outcome="pending_approval" if proposed else "answered",
             answer=None if proposed else answer_text(output),
@@ -238,13 +243,26 @@ class TurnRunner:
         if not stopped:
             log.warning("turn answered with an error: %s", text)
         said = None if stopped else f"{type(error).__name__}: {error}"[:4_000]
-        store.closing = _closing(deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
+        store.closing = await self._closing(deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
         before = len(conversation.messages)
         new = messages[before:] if len(messages) > before else []
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
         await store.save(conversation)
         return store.closed
+
+    async def _closing(self, deps: TurnDeps, **more: Any) -> Closing:
+        """The closing of a turn whose agent has run."""
+        return Closing(
+            conversation_id=deps.conversation_id,
+            turn_id=deps.turn_id,
+            epoch=deps.epoch,
+            told=frozenset(deps.told),
+            read=tuple(deps.read),
+            heard=frozenset(letter.id for letter in deps.letters),
+            events=await self.telling.rest(deps.turn_id, deps.epoch) if self.telling else (),
+            **more,
+        )
 
     async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
@@ -265,19 +283,6 @@ class TurnRunner:
         return Proposed(
             call_key=key, tool_call_id=tool_call_id, tool_name=tool_name, args=args, display=display, digest=digest
         )
-
-
-def _closing(deps: TurnDeps, **more: Any) -> Closing:
-    """The closing of a turn whose agent has run."""
-    return Closing(
-        conversation_id=deps.conversation_id,
-        turn_id=deps.turn_id,
-        epoch=deps.epoch,
-        told=frozenset(deps.told),
-        read=tuple(deps.read),
-        heard=frozenset(letter.id for letter in deps.letters),
-        **more,
-    )
 
 
 def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[UserContent]:
