@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import dbos
 import pytest
 import sqlalchemy as sa
 from dbos import WorkflowStatusString
+from dbos._sys_db import SystemDatabase
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability, LocalWorkspace
 from pydantic_ai.durable_exec.dbos import DBOSDurability
@@ -147,6 +150,14 @@ def kinds(agent: Agent[Any, Any]) -> set[str]:
 
     agent.root_capability.apply(look)
     return found
+
+
+def test_the_lookup_of_a_recorded_step_is_a_method_that_can_be_replaced() -> None:
+    used_for = "without_lookups, which spares the first execution of a turn a transaction before each step"
+    said = gone("DBOS._sys_db or SystemDatabase.check_operation_execution", "dbos", DBOS, used_for)
+    assert isinstance(vars(dbos.DBOS).get("_sys_db"), property), said
+    named = list(inspect.signature(SystemDatabase.check_operation_execution).parameters)
+    assert named[:3] == ["self", "workflow_id", "function_id"], said
 
 
 def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:

@@ -46,9 +46,11 @@ class Entry:
     """The result of claiming a conversation for an item.
 
     `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once; `alarm` is a text for a person.
+    With `first` no earlier execution has come this far, so none has recorded a step.
     """
 
     epoch: int | None = None
+    first: bool = False
     outcome: str | None = None
     alarm: str | None = None
 
@@ -109,7 +111,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
     if turn is not None:
         again = {"executions": turn.executions + 1, "started_at": turn.started_at or now}
         change(conn, turns, item.id, executor_id=executor_id, epoch=epoch, **again)
-    return Entry(epoch=epoch)
+    return Entry(epoch=epoch, first=turn is not None and turn.executions == 0)
 
 
 def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:

@@ -97,6 +97,8 @@ class TurnRunner:
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
+    first: set[str] = field(default_factory=set[str])
+    """Items whose first execution runs here, and no other: nothing is recorded of their next steps."""
 
     async def run(self, data: dict[str, Any]) -> dict[str, Any]:
         """Handle one item: claim, read, run the agent, close. Returns the outcome.
@@ -108,6 +110,7 @@ class TurnRunner:
         try:
             return await self._run(item)
         finally:
+            self.first.discard(item.id)
             self.running[item.id] -= 1
             if not self.running[item.id]:
                 del self.running[item.id]
@@ -117,6 +120,7 @@ class TurnRunner:
         with about(conversation=item.conversation_id, work_item=item.id):
             how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "host_id": self.host_id}
             entry, begun = await self.database.write(enter, item, self.gate(), self.shows, wakes=self.wakes, **how)
+            (self.first.add if entry.first else self.first.discard)(item.id)
             if entry.epoch is None or begun is None:
                 self.outbox.ring()
                 if entry.alarm is not None:

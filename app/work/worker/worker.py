@@ -25,7 +25,7 @@ from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.roster import LEASE_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
-from shellback.work.queue.dbos_private import without_polls
+from shellback.work.queue.dbos_private import without_lookups, without_polls
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.queues import APPLICATION, LOOK_S, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
@@ -127,6 +127,7 @@ class Worker:
         with without_polls():
             DBOS.launch()
         self._launched = True
+        without_lookups(dbos, self.runner.first)
         await DBOS.set_latest_application_version_async(self.config.version)
         await self._dispatch.start(dbos)
         await self.cleanup()

@@ -70,6 +70,11 @@ def test_a_replay_begins_with_what_the_first_execution_found(talk: Talk) -> None
     assert [letter.payload["text"] for letter in again.letters] == ["first"]
 
 
+def test_only_the_first_execution_of_a_turn_is_the_first(talk: Talk) -> None:
+    item = talk.send()
+    assert [talk.enter(item).first for _ in range(3)] == [True, False, False]
+
+
 def test_a_turn_with_more_rows_than_one_read_takes_reads_on_before_its_first_request(talk: Talk) -> None:
     item = talk.send()
     for number in range(mailbox.ROWS_PER_TURN - 1):
