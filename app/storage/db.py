@@ -13,6 +13,7 @@ import contextvars
 import logging
 import os
 import random
+import select
 import sqlite3
 import threading
 import time
@@ -38,6 +39,9 @@ T = TypeVar("T")
 READERS: Final = 4
 CONNECTIONS: Final = 8
 """Connections and threads to Postgres."""
+DBOS_CONNECTIONS: Final = 20
+PING_AFTER_S: Final = 5.0
+"""A connection of DBOS that was idle for longer is pinged before it is used."""
 ATTEMPTS: Final = 5
 """Attempts at a transaction that Postgres aborts or whose connection breaks before the commit."""
 LOCK_TIMEOUT_S: Final = 30.0
@@ -309,6 +313,51 @@ def postgres_engines(url: sa.URL, *, connections: int, lock_timeout_s: float) ->
     return engine, engine.execution_options(postgresql_readonly=True)
 
 
+def dbos_engine(url: str) -> sa.Engine | None:
+    """The pool of DBOS on Postgres; None on SQLite, where DBOS's own does.
+
+    DBOS pings each connection before each use, which is a transaction of its own. This pool pings one that was idle
+    for `PING_AFTER_S`, or from which there is something to read, as the end that the server sent. A broken one is
+    replaced. What breaks in the middle of a transaction is repeated by DBOS.
+    """
+    parsed = normalised(url)
+    if parsed.get_backend_name() == "sqlite":
+        return None
+    engine = sa.create_engine(
+        parsed,
+        pool_size=DBOS_CONNECTIONS,
+        max_overflow=0,
+        pool_timeout=LOCK_TIMEOUT_S,
+        hide_parameters=True,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "dbos_transact"},
+    )
+    event.listen(engine, "connect", partial(_set_timeouts, None))
+    event.listen(engine, "checkin", _note_use)
+    event.listen(engine, "checkout", partial(_ping_if_doubtful, engine.dialect))
+    return engine
+
+
+def _note_use(_raw: object, record: Any) -> None:
+    record.info["used"] = time.monotonic()
+
+
+def _ping_if_doubtful(dialect: sa.Dialect, raw: Any, record: Any, _proxy: object) -> None:
+    used = record.info.get("used")
+    if used is None:
+        return  # it is new
+    try:
+        if time.monotonic() - used > PING_AFTER_S or _readable(raw.fileno()):
+            dialect.do_ping(raw)
+    except dialect.loaded_dbapi.Error as error:
+        raise exc.DisconnectionError(str(error)) from error
+
+
+def _readable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _sqlite_engine(url: sa.URL, creator: Any, size: int, timeout_s: float) -> sa.Engine:
     return sa.create_engine(
         url,
@@ -379,8 +428,9 @@ def _begin(statement: str, conn: sa.Connection) -> None:
     raw.execute(statement)
 
 
-def _set_timeouts(lock_timeout_ms: int, raw: Any, _record: object) -> None:
+def _set_timeouts(lock_timeout_ms: int | None, raw: Any, _record: object) -> None:
     with raw.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = {lock_timeout_ms}")
+        if lock_timeout_ms is not None:
+            cursor.execute(f"SET lock_timeout = {lock_timeout_ms}")
         cursor.execute(f"SET idle_in_transaction_session_timeout = {_IDLE_MS}")
     raw.commit()

@@ -18,11 +18,10 @@ from pydantic_ai import __version__ as pydantic_ai_version
 
 from shellback.exec.core.threads import cancelled
 from shellback.storage import rows
-from shellback.storage.db import Database
+from shellback.storage.db import Database, dbos_engine
 from shellback.storage.tables import workers
 from shellback.work.hosts import hosts
 from shellback.work.hosts.clock import Clock, note_leap
-from shellback.work.hosts.roster import LEASE_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
 from shellback.work.queue.dbos_private import without_lookups, without_polls
@@ -102,6 +101,7 @@ class Worker:
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _launched: bool = field(init=False, default=False)
     _dispatch: Dispatch | None = field(init=False, default=None)
+    _pool: sa.Engine | None = field(init=False, default=None)
 
     async def start(self) -> None:
         """Connect to the supervisor, recover this executor's turns, and listen to the queues.
@@ -111,6 +111,7 @@ class Worker:
         config = self.config
         await self._count(partial(_register, config=config))
         await self.engine.start()
+        self._pool = dbos_engine(config.system_database_url)
         dbos = DBOS(config=self._dbos_config())
 
         @DBOS.workflow(
@@ -158,6 +159,8 @@ class Worker:
             # The heartbeat continues until our turns have ended.
             drain_s = 0 if self.fallen.is_set() else int(self.config.drain_s)
             await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=drain_s, destroy_registry=True)
+        if self._pool is not None:
+            self._pool.dispose()
         await cancelled(beat)
         await cancelled(self._running)
         self._loops, self._running = [], []
@@ -207,8 +210,9 @@ class Worker:
             "executor_id": self.config.executor_id,
             "application_version": self.config.version,
             "run_migrations": False,
-            # A worker that is paused inside a transaction loses its locks after this time.
-            "sys_db_idle_transaction_timeout_sec": LEASE_S,
+            "system_database_engine": self._pool,
+            # A file does not break while it is idle.
+            "db_engine_kwargs": {"pool_pre_ping": False},
             # Its thread wakes as often, 100 times a second by default, for messages of workflows that we do not use.
             "notification_coalesce_sec": 0.5,
             "log_level": "WARNING",

@@ -19,9 +19,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import exc
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from shellback.storage import schema
-from shellback.storage.db import ATTEMPTS, CONNECTIONS, Database
+from shellback.storage import db, schema
+from shellback.storage.db import ATTEMPTS, CONNECTIONS, Database, dbos_engine
 from shellback.storage.errors import (
     DatabaseLocked,
     DatabaseUnreachable,
@@ -293,6 +294,58 @@ def test_a_server_that_ends_all_idle_connections_fails_no_transaction(postgres: 
 
     asyncio.run(each())
     assert len(postgres.read_now(call_keys)) == CONNECTIONS
+
+
+@pytest.fixture
+def pinged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """A ping for each item."""
+    pings: list[object] = []
+    ping = PGDialect_psycopg.do_ping
+
+    def counted(self: PGDialect_psycopg, raw: Any) -> bool:
+        pings.append(raw)
+        return ping(self, raw)
+
+    monkeypatch.setattr(PGDialect_psycopg, "do_ping", counted)
+    return pings
+
+
+@pytest.fixture
+def of_dbos(postgres_url: str) -> Iterator[sa.Engine]:
+    engine = dbos_engine(postgres_url)
+    assert engine is not None
+    yield engine
+    engine.dispose()
+
+
+def backend(engine: sa.Engine) -> int:
+    with engine.connect() as conn:
+        return conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+
+
+def test_the_pool_of_dbos_pings_no_connection_that_was_just_used(of_dbos: sa.Engine, pinged: list[object]) -> None:
+    assert len({backend(of_dbos) for _ in range(5)}) == 1
+    assert not pinged
+
+
+def test_the_pool_of_dbos_replaces_connections_that_the_server_ended(of_dbos: sa.Engine, postgres_url: str) -> None:
+    with of_dbos.connect() as one, of_dbos.connect() as two:
+        pids = {conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one() for conn in (one, two)}
+    with psycopg.connect(postgres_url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as other:
+        for pid in pids:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    with of_dbos.connect() as one, of_dbos.connect() as two:
+        now = {conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one() for conn in (one, two)}
+    assert not pids & now
+
+
+def test_the_pool_of_dbos_pings_a_connection_that_was_idle_for_long(
+    of_dbos: sa.Engine, pinged: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = backend(of_dbos)
+    monkeypatch.setattr(db, "PING_AFTER_S", 0.0)
+    assert backend(of_dbos) == before
+    assert len(pinged) == 1
 
 
 def test_a_deadlock_is_run_again(postgres: Database) -> None:
