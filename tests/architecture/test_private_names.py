@@ -138,6 +138,19 @@ def test_events_of_a_durable_run_are_told_by_a_method_that_can_be_replaced(name:
     assert hasattr(DBOSDurability, name), gone(f"DBOSDurability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)
 
 
+def test_a_durable_run_copies_the_definitions_of_tools_only_for_a_hook_that_may_edit_them() -> None:
+    name, used_for = "_has_prepare_model_request", "durability, which spares a turn a copy of each tool and its schema"
+
+    class Editing(AbstractCapability[Any]):
+        async def prepare_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:  # noqa: ARG002
+            return request_context
+
+    said = gone(f"AbstractCapability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)
+    for more, copies in ([], False), ([Editing()], True):
+        agent = Agent("test", name=f"copies-{copies}", capabilities=[*more, pydantic_private.durability(unheard)])
+        assert getattr(agent.root_capability, name, None) is copies, said
+
+
 async def unheard(_ctx: RunContext[Any], _events: AsyncIterable[AgentStreamEvent]) -> None:
     """No event handler."""
 

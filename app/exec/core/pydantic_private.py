@@ -27,11 +27,17 @@ def durability(tell: EventStreamHandler[Any], **options: Any) -> DBOSDurability[
     """DBOS durability that attaches the workspace of a run at its first use, and tells events without steps.
 
     By default each run begins with a step for its workspace, and each event of a tool call is told in a step: a replay
-    does not tell it again. `tell` may be called again.
+    does not tell it again. `tell` may be called again. It also says that its hook before a request edits no tool.
     """
     from pydantic_ai.durable_exec.dbos import DBOSDurability  # imports DBOS
 
     class Durability(DBOSDurability[Any]):
+        @property
+        def _has_prepare_model_request(self) -> bool:
+            # Its hook edits no definition of a tool. If no other capability has such a hook, the definitions are not
+            # copied for each request, schemas included.
+            return False
+
         def _companion_capabilities(self) -> list[AbstractCapability[Any]]:
             return []
 

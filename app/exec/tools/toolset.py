@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -12,7 +13,7 @@ from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import ToolReturn
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 
 from shellback.exec.core.errors import ExecError, InvalidCommand
 from shellback.exec.core.secrets import Secrets, secret_paths
@@ -30,6 +31,23 @@ from shellback.exec.tools.tool_calls import ToolCalls, answering
 from shellback.exec.watching.watcher import Watcher
 
 _HIDDEN = {"cwd_device", "cwd_inode"}
+
+
+class _Definite(FunctionToolset[Any]):
+    """Functions whose definitions never change, so they are made once and not for each request to the model."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._made: dict[int, dict[str, ToolsetTool[Any]]] = {}
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        """The tools; their bound of retries is the agent's."""
+        if ctx.max_retries not in self._made:
+            made = await super().get_tools(ctx)
+            # With their toolset's id, or each request would add it to copies.
+            named = {name: replace(one, tool_def=replace(one.tool_def, toolset_id=self.id)) for name, one in made.items()}
+            self._made[ctx.max_retries] = named
+        return dict(self._made[ctx.max_retries])
 
 
 class ExecTools:
@@ -74,7 +92,7 @@ class ExecTools:
             "watches": commands and watcher is not None,
             "workspace": workspace,
         }
-        self._tools = FunctionToolset[Any](id="exec", docstring_format="google", require_parameter_descriptions=True)
+        self._tools = _Definite(id="exec", docstring_format="google", require_parameter_descriptions=True)
         for tool in tools().values():
             if parts[tool.part]:
                 self._tools.add_function(_function(tool, self._calls), takes_ctx=True, metadata=tool.metadata)
