@@ -44,6 +44,9 @@ class NotedEnqueuer:
         note_turn(conn, item)
         self.items.append(item)
 
+    def decided(self, conn: sa.Connection, *, host_id: str) -> None:
+        pass
+
 
 @dataclass
 class Talk:

@@ -40,6 +40,7 @@ SECTIONS: Final = {
     },
     "Operation": {
         "worker": ("worker", "Run turns for this host until it is told to stop."),
+        "mcp": ("mcp", "Offer the tools to an MCP client, on standard input and output."),
         "supervisor": ("worker", "Run the supervisor of agents' commands as a service of its own."),
         "migrate": ("setup", "Create or upgrade the database tables."),
         "prune": ("setup", "Delete old rows, queue items and idle conversations."),

@@ -37,6 +37,7 @@ conversations: Final = sa.Table(
     sa.Column("claimed_at", sa.Float),
     sa.Column("stop_turn", sa.String(200)),  # the turn that a person wants to end at its next step
     sa.Column("stop_by", sa.String(100)),
+    sa.Column("driver", sa.String(16), nullable=False, server_default="agent"),  # agent, mcp
 )
 
 history_records: Final = sa.Table(

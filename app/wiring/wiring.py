@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
-    from shellback.exec.core.model import Session
     from shellback.exec.core.ports import ExitSink
+    from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
@@ -224,39 +224,24 @@ def _agent(
 
 
 @contextlib.contextmanager
-def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
+def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     """A worker of this host for `backend`, not started; it holds its executor id until the end of the block.
 
     Raises:
         ExecutorTaken: A worker with the same name lives.
         ModelUnavailable: The model cannot be used.
     """
-    from shellback.exec.backends.inspection.inspector import inspector_of
-    from shellback.exec.core.limits import Limits
-    from shellback.exec.engine.engine import Engine
-    from shellback.exec.persistent import PersistentShells
-    from shellback.exec.reports.callback_text import callback_payload
-    from shellback.exec.shell.workspaces.authority import files_of
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
-    from shellback.exec.tools.toolset import ExecTools
-    from shellback.exec.watching.watcher import Watcher
     from shellback.storage.executor_lock import hold_executor
     from shellback.storage.host import process_space
-    from shellback.storage.sessions import SqlSessionStore
-    from shellback.storage.watches import SqlWatchStore
-    from shellback.storage.workspaces import SqlWorkspaceStore
     from shellback.telemetry.watches import watches as chosen
-    from shellback.wiring.policing import policy_for
-    from shellback.work.approvals.audit import refused
-    from shellback.work.approvals.verdicts import begun, claim
-    from shellback.work.hosts.generation import Generation, absence_tells
+    from shellback.wiring.equipping import equipped
+    from shellback.work.hosts.generation import Generation
     from shellback.work.hosts.sweep import ALWAYS, Sweep
     from shellback.work.hosts.takeover import Takeover
     from shellback.work.hosts.unknown import Alarm
-    from shellback.work.queue.callbacks import CallbackSink, SqlFindings
     from shellback.work.queue.queues import DbosEnqueuer
-    from shellback.work.queue.watch_wakes import WatchWakes
     from shellback.work.turn.claims import Wakes
     from shellback.work.turn.equipment import equip, place_in_turn
     from shellback.work.turn.hearing import fenced
@@ -278,54 +263,9 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
         doorbell = _doorbell(where)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
-        def payload_of(session: Session) -> dict[str, object]:
-            return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
-
-        sink = CallbackSink(enqueuer, where.host_id, payload_of)
-        store = SqlSessionStore(
-            database,
-            sink=sink,
-            # The grant of a call is used in the transaction that lets it act.
-            within=claim,
-            within_call=begun,
-            refused=refused,
-            limit=settings.sessions_per_conversation,
-        )
-        port, containers = supervision.supervisors(settings, backend=backend), backend.containers
-        if containers is not None:
-            containers.log = SqlWorkspaceStore(database, where.host_id)
-        engine = Engine(
-            store,
-            port,
-            backend,
-            home=where.home,
-            host_id=where.host_id,
-            absence_tells=lambda session: absence_tells(where.home, session.created_at),
-            limits=Limits(
-                command_chars=settings.command_chars,
-                foreground_timeout_s=settings.foreground_timeout,
-                log_bytes=settings.log_bytes,
-                unattended_timeout_s=settings.unattended_timeout,
-            ),
-            watch=watches.sessions,
-            inspector=inspector_of(backend, where.home / "inspection", SqlFindings(database, where.host_id)),
-        )
-        policy = policy_for(settings, database, backend)
-        files = files_of(backend)
-        watcher = Watcher(engine, SqlWatchStore(database, sink=WatchWakes(enqueuer, where.host_id)))
-        shells = PersistentShells(engine, idle_s=settings.shell_idle_seconds)
-        tools = ExecTools(
-            engine,
-            policy=policy,
-            watcher=watcher,
-            blocks=True,
-            sessions=settings.session_tools == "on",
-            shell=settings.shell_tool == "on",
-            shells=shells,
-            workspace=settings.workspace_tools == "on",
-            files=files,
-            touched=None if containers is None else containers.touch,
-        )
+        equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
+        engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
+        port, containers = equipment.port, backend.containers
         outbox, notifiers = _notifying(where)
         live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
         agent, version = _agent(
@@ -388,8 +328,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                 watches.turns,
                 outbox,
                 also=(
-                    ({"others"}, _neighbours(where, client, enqueuer, sink, outbox).once),
-                    ({"watched"}, watcher.resume),
+                    ({"others"}, _neighbours(where, client, enqueuer, equipment.sink, outbox).once),
+                    ({"watched"}, equipment.watcher.resume),
                     ({"live", "ended"}, turn_ends.once),
                     *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),
                 ),
@@ -402,8 +342,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             _retention(where, client).once,
             beside=(
                 Alarm(port, database, where.host_id, count, where.home),
-                watcher,
-                shells.expiry,
+                equipment.watcher,
+                equipment.shells.expiry,
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -411,4 +351,35 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
                 *(notifier.run for notifier in notifiers),
             ),
             counted=count.count,
+        )
+
+
+@contextlib.contextmanager
+def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) -> Generator[Calls]:
+    """The calls of an MCP client of this host for `backend`, not started; without a name by client and workspace.
+
+    Raises:
+        PolicyUnusable: The operator's file of rules cannot be followed.
+    """
+    from shellback.mcp_server.calls import Bounds, Calls
+    from shellback.wiring.equipping import equipped
+
+    settings = where.settings
+    process_wide(host=where.host_id)
+    with _dbos_client(where) as client:
+        enqueuer = _enqueuer(where, client)
+        equipment = equipped(where, backend, enqueuer, blocks=False)
+        outbox, notifiers = _notifying(where)
+        yield Calls(
+            database=where.database,
+            engine=equipment.engine,
+            tools_of=equipment.tools,
+            enqueuer=enqueuer,
+            doorbell=_doorbell(where),
+            host_id=where.host_id,
+            conversation=conversation,
+            bounds=Bounds(approval_ttl_s=settings.approval_ttl, pending=settings.pending_approvals),
+            outbox=outbox,
+            beside=(equipment.watcher, equipment.shells.expiry),
+            loops=[notifier.run for notifier in notifiers],
         )

@@ -41,6 +41,9 @@ class SimulatedEnqueuer:
             {"id": item.id, "body": item.to_json(), "queue": queue_for(item, host_id), "status": "ENQUEUED"},
         )
 
+    def decided(self, conn: sa.Connection, *, host_id: str) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class Found:

@@ -148,6 +148,11 @@ def decide(  # noqa: PLR0913 - what a decision is
     if scope == "session" and (why := why_not_for_session(request)):
         raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
     now = time.time()
+    driven = conversation is None or conversation.driver == mailbox.AGENT
+    if decision == "changed" and not driven:
+        raise ApprovalRefused(
+            f"approval request {request.id} is of an MCP client, which alone can change its call: deny it with a reason"
+        )
     if decision in {"approved", "changed"} and _left(request.created_at, request.expires_at, now) <= 0:
         decision = "expired"
     values: dict[str, Any] = {
@@ -164,7 +169,9 @@ def decide(  # noqa: PLR0913 - what a decision is
     audited(conn, decision, request, done_by=by, surface=surface, reason=note, facts=facts)
     told = {"id": request.id, "decision": decision, "by": by}
     stream.note(conn, request.conversation_id, request.turn_id, 0, "decision", told)
-    if conversation is not None and not mailbox.undecided(conn, request.conversation_id):
+    if conversation is not None and not driven:
+        enqueuer.decided(conn, host_id=conversation.host_id)
+    elif conversation is not None and not mailbox.undecided(conn, request.conversation_id):
         resume(conn, enqueuer, conversation)
     return get(conn, request.id)
 

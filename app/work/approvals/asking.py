@@ -158,7 +158,7 @@ def results_of(conversation: Conversation, decided: Sequence[Request]) -> Deferr
         results.approvals[call.tool_call_id] = (
             ToolApproved(override_args=request.changed_args)
             if request and request.state in {"approved", "used"}
-            else ToolDenied(_refusal(request))
+            else ToolDenied(refusal(request))
         )
     return results
 
@@ -173,7 +173,8 @@ def changes_in(decided: Sequence[Request]) -> list[str]:
     ]
 
 
-def _refusal(request: Request | None) -> str:
+def refusal(request: Request | None) -> str:
+    """Why a call was not carried out, for the model."""
     match request.state if request else None:
         case "denied":
             assert request is not None

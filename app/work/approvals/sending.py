@@ -65,6 +65,11 @@ def send(  # noqa: PLR0913 - what a message is
         raise InvalidRequest(f"the message has {len(text)} characters; at most {TEXT_CHARS} are taken")
     event = stream.last_number(conn)
     conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id)
+    if conversation.driver != mailbox.AGENT:
+        raise InvalidRequest(
+            f"conversation {conversation_id} belongs to an MCP client, and no agent would read the message: give "
+            "another name, or write to the client itself"
+        )
     item = chat_item(conversation_id, priority=priority, waiting=waiting)
     if key is not None:
         item = replace(item, id=f"{item.type.value}:{key}")

@@ -25,6 +25,10 @@ ROWS_PER_TURN: Final = 100
 APART: Final = "*"
 """`taken_by` of an unread row that a wish to stop covers; the turn that is to stop takes it."""
 
+AGENT: Final = "agent"
+MCP: Final = "mcp"
+"""Who drives a conversation: an agent in turns, or an MCP client that makes its calls itself and is never woken."""
+
 Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
 
 
@@ -46,11 +50,12 @@ def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
 _LOCKED: Final = sa.select(conversations).where(conversations.c.id == sa.bindparam("id")).with_for_update()
 
 
-def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
-    """The locked row of a conversation; it is created for this host if it is missing."""
+def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str, driver: str = AGENT) -> sa.Row[Any]:
+    """The locked row of a conversation; it is created for this host and `driver` if it is missing."""
+    made = {"id": conversation_id, "host_id": host_id, "driver": driver}
     row = None
     while row is None:  # an idle conversation may be pruned between the two statements
-        insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
+        insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
     return row
 
@@ -67,9 +72,12 @@ def put(
 ) -> None:
     """Add a row and the item whose turn will read it; `conversation` is the locked row.
 
+    One that no agent drives gets neither, because no turn of it may run.
     A message gets no item if another one on its way will read it; its turn then has the outcome `busy`. A
     `dedupe_key` that was used before changes nothing.
     """
+    if conversation.driver != AGENT:
+        return
     added = add_row(
         conn,
         conversation.id,

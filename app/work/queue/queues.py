@@ -49,11 +49,20 @@ def queue_for(item: WorkItem, host_id: str) -> str:
     return wakes_queue(host_id) if urgent else turns_queue(host_id)
 
 
+def decisions_queue(host_id: str) -> str:
+    """The name under which MCP servers of a host hear of decisions. Nothing is ever enqueued on it."""
+    return f"decisions.{host_id}"
+
+
 class Enqueuer(Protocol):
     """Puts items on queues in the caller's transaction."""
 
     def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
         """Enqueue `item` when `conn` commits; an id that was used before changes nothing."""
+        ...
+
+    def decided(self, conn: sa.Connection, *, host_id: str) -> None:
+        """Tell the MCP servers of a host, when `conn` commits, that a person has decided."""
         ...
 
 
@@ -93,6 +102,10 @@ class DbosEnqueuer:
             },
             item.to_json(),
         )
+
+    def decided(self, conn: sa.Connection, *, host_id: str) -> None:
+        """See `Enqueuer.decided`."""
+        after_commit(conn, self._ring, host_id, decisions_queue(host_id))
 
 
 def _carrying(context: str | None) -> _Carried:

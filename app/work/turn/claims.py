@@ -70,7 +70,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
     turn = conn.execute(_TURN, {"id": item.id}).one_or_none()
     if turn is not None and turn.outcome is not None:
         return Entry(outcome=turn.outcome)
-    if conversation is None:
+    if conversation is None or conversation.driver != box.AGENT:
         return _end_at_once(conn, item, "gone")
     if host_id and conversation.host_id != host_id:
         return _end_at_once(conn, item, MOVED)

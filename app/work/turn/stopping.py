@@ -23,7 +23,7 @@ from shellback.work.approvals import approvals
 from shellback.work.errors import UnknownConversation
 from shellback.work.queue import stream
 from shellback.work.queue.items import IDLE_OUTCOMES, ItemType
-from shellback.work.queue.mailbox import APART, Letter, lock, set_apart, take, waking
+from shellback.work.queue.mailbox import AGENT, APART, Letter, lock, set_apart, take, waking
 from shellback.work.queue.queues import Enqueuer
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ def stop(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: s
     row = lock(conn, conversation_id)
     if row is None:
         raise UnknownConversation(f"no conversation {conversation_id!r}; `shellback conversations list` shows what is")
+    if row.driver != AGENT:
+        pending = approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="stop", note="stopped")
+        return Stopping(conversation_id=conversation_id, reach="approvals" if pending else None, turn_id=None)
     reach = _reach(conn, row)
     turn_id = row.claimed_by if reach == "running" else None
     if reach is not None and row.stop_turn is None:

@@ -53,6 +53,9 @@ class HostedEnqueuer:
         note_turn(conn, item)
         self.items.setdefault(item.id, (host_id, item))
 
+    def decided(self, conn: sa.Connection, *, host_id: str) -> None:
+        pass
+
     def of(self, host_id: str) -> list[str]:
         return [item.type.value for host, item in self.items.values() if host == host_id]
 

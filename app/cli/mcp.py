@@ -1,0 +1,72 @@
+"""`shellback mcp`: the tools for a client of the Model Context Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import click
+
+from shellback.cli.shared import Refused, known_error, load_settings
+from shellback.log import configure
+
+if TYPE_CHECKING:
+    from shellback.mcp_server.answer import Hands
+    from shellback.settings import Settings
+
+
+@click.command()
+@click.option("--conversation", "-c", metavar="NAME", help="The conversation of the calls [one per client, workspace].")
+@click.option("--tools", "chosen", metavar="GROUPS", help="exec,process,session,workspace,watch [all but watch].")
+def mcp(conversation: str | None, chosen: str | None) -> None:
+    """Offer the tools to a client of the Model Context Protocol, on standard input and output.
+
+    The client starts this command. Calls are those of the tools that agents have: same limits, policy, approvals and
+    audit. Processes outlive the client and this server; the next one with the same conversation finds them. No worker
+    is needed. The log is on standard error.
+
+    \b
+      shellback mcp
+      shellback mcp --conversation build --tools exec,process
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    settings = load_settings()
+    configure(settings.log_level, settings.log_format)
+    if importlib.util.find_spec("mcp") is None:
+        raise Refused("the package mcp is missing: install shellback[mcp]")
+    from shellback.mcp_server import listing
+    from shellback.mcp_server.server import Offer, serve
+    from shellback.mcp_server.stdio import NotAClient
+
+    groups = tuple(part.strip() for part in chosen.split(",")) if chosen is not None else listing.DEFAULT
+    if unknown := [one for one in groups if one not in listing.GROUPS]:
+        raise click.UsageError(f"--tools: no group {unknown[0]!r}; the groups are {', '.join(listing.GROUPS)}")
+    offer = Offer(
+        home=settings.shellback_home,
+        workspace=settings.workspace_root,
+        gate=settings.enable_execute,
+        groups=groups,
+        switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
+        open=lambda: _opened(settings, conversation),
+        worded=known_error,
+    )
+    try:
+        asyncio.run(serve(offer))
+    except NotAClient as error:
+        raise Refused(str(error)) from None
+
+
+@contextlib.contextmanager
+def _opened(settings: Settings, conversation: str | None) -> Generator[Hands]:
+    from shellback.orders import note_workspace
+    from shellback.wiring import wiring
+    from shellback.wiring.choice import choose
+
+    wiring.arm_crash_points(settings)
+    with wiring.place(settings) as where:
+        backend = choose(settings).backend
+        with wiring.mcp_calls(where, backend, conversation) as calls:
+            note_workspace(where.home, backend.workspace)
+            yield calls

@@ -1,0 +1,53 @@
+"""The answer to a call, without the protocol and without the agent framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class UnknownTool(Exception):
+    """Raised when a client calls a tool that it was not told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One call of a client. `id` names it: a repeat with the same id in the same conversation is the same call."""
+
+    client: str
+    id: str
+    tool: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call returned: texts for the model, and facts for programs. `failed` is that of the tool."""
+
+    texts: list[str]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    failed: bool = False
+
+
+class Hands(Protocol):
+    """What carries out calls."""
+
+    async def start(self) -> None:
+        """Start the engine; a supervisor is started if none runs."""
+        ...
+
+    async def stop(self) -> None:
+        """Let go; processes run on."""
+        ...
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """All tools as clients are told."""
+        ...
+
+    async def call(self, asked: Asked) -> Answer:
+        """Carry out one call.
+
+        Raises:
+            UnknownTool: No tool has this name.
+        """
+        ...

@@ -1,0 +1,102 @@
+"""What an MCP server reads and writes of its conversation: the row itself, and requests for approval of its calls.
+
+No turn asks, so no turn is resumed: the call itself waits for its request, or finds it when it is repeated. Every
+function runs in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+
+from shellback.storage.rows import change_some
+from shellback.storage.tables import approvals
+from shellback.work.approvals import asking
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.asking import Proposed
+from shellback.work.approvals.sending import require_name
+from shellback.work.errors import InvalidRequest
+from shellback.work.notices.notices import Outbox
+from shellback.work.queue import mailbox
+
+_STRANGE: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_REFUSED: Final = ("denied", "expired", "superseded")
+
+
+def name_for(client: str, workspace: Path, host_id: str) -> str:
+    """The conversation of a client that names none: the same for the same client, workspace and host."""
+    digest = hashlib.sha256(f"{client}\0{workspace}\0{host_id}".encode()).hexdigest()[:10]
+    said = (_STRANGE.sub("-", text).strip("-")[:30] for text in (client, workspace.name))
+    return ".".join(("mcp", *filter(None, said), digest))
+
+
+def opened(conn: sa.Connection, name: str, host_id: str) -> None:
+    """Have the conversation exist for MCP clients.
+
+    Raises:
+        InvalidRequest: The name is not acceptable, or the conversation is an agent's or another host's.
+    """
+    require_name(name)
+    row = mailbox.open_conversation(conn, name, host_id=host_id, driver=mailbox.MCP)
+    if row.driver != mailbox.MCP:
+        raise InvalidRequest(f"conversation {name} belongs to an agent: give another name with --conversation")
+    if row.host_id != host_id:
+        raise InvalidRequest(
+            f"conversation {name} is on another host, where its processes are: give another name with --conversation,"
+            f" or move it here with `shellback adopt conversation {name}`"
+        )
+
+
+def asked(
+    conn: sa.Connection,
+    conversation_id: str,
+    turn_id: str,
+    call: Proposed,
+    *,
+    ttl_s: float,
+    outbox: Outbox,
+    limit: int,
+) -> Request:
+    """The request of this call; else that of an identical one, open or decided and not told; else a new one.
+
+    So a client that repeats a call finds the decision, and a person is asked once.
+    """
+    mailbox.lock(conn, conversation_id)
+    ours = sa.select(approvals).where(approvals.c.call_key == call.call_key)
+    same = (
+        sa.select(approvals)
+        .where(
+            approvals.c.conversation_id == conversation_id,
+            approvals.c.tool_name == call.tool_name,
+            approvals.c.digest == call.digest,
+            approvals.c.used_by.is_(None),
+            sa.or_(
+                approvals.c.state == "pending",
+                approvals.c.state.in_(_REFUSED),
+                # As `uses.consume` demands: an approval that was not used in time is none.
+                sa.and_(
+                    approvals.c.state == "approved",
+                    approvals.c.decided_at >= time.time() - (approvals.c.expires_at - approvals.c.created_at),
+                ),
+            ),
+        )
+        .order_by(approvals.c.created_at.desc())
+        .limit(1)
+    )
+    for query in (ours, same):
+        if (row := conn.execute(query).mappings().one_or_none()) is not None:
+            return Request(**row)
+    asking.ask(conn, conversation_id, turn_id, 0, [call], ttl_s=ttl_s, outbox=outbox, limit=limit)
+    return Request(**conn.execute(ours).mappings().one())
+
+
+def told(conn: sa.Connection, request: Request) -> None:
+    """Note that the client knows of a refusal, so that the next identical call asks again."""
+    change_some(
+        conn, approvals, approvals.c.id == request.id, approvals.c.state.in_(_REFUSED), used_by=request.call_key
+    )
