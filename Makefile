@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 UV ?= uv
-LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
+LOCK := $(UV) pip compile pyproject.toml --extra otel --extra mcp --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 LOWEST := $(VENV)/lowest
 PIP := -m pip install --quiet --disable-pip-version-check
