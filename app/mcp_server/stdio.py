@@ -79,7 +79,7 @@ async def wire() -> tuple[Lines, Out]:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), theirs)
     flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
     transport, _ = await loop.connect_write_pipe(lambda: flow, ours)
-    writer = asyncio.StreamWriter(cast("asyncio.WriteTransport", transport), flow, None, loop)
+    writer = asyncio.StreamWriter(transport, flow, None, loop)
     return Lines(reader), Out(writer)
 
 

@@ -1,0 +1,284 @@
+"""The calls of an MCP client: claimed once, approved by a person, answered in time, and never a turn of an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Delivery, SessionState
+from shellback.mcp_server import calls as of_calls
+from shellback.mcp_server.answer import Answer, Asked, UnknownTool
+from shellback.mcp_server.calls import Calls
+from shellback.storage.tables import audit, mailbox, sessions, turns
+from shellback.wiring import wiring
+from shellback.wiring.choice import choose
+from shellback.work.approvals import approvals
+from shellback.work.approvals.approvals import Request
+from shellback.work.errors import ApprovalRefused, InvalidRequest
+from shellback.work.queue import stream
+from shellback.work.queue.doorbell import Doorbell
+from shellback.work.turn import stopping
+from tests.stage import Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+NAME = "tool.client"
+WAITS = {"command": "echo nonce >> nonce; until [ -e go ]; do sleep 0.02; done; echo over"}
+
+
+@pytest.fixture
+def on(database_url: str) -> Generator[Stage]:
+    with stage(database_url) as made:
+        yield made
+
+
+@asynccontextmanager
+async def connected(on: Stage, name: str | None = NAME) -> AsyncGenerator[Calls]:
+    """The calls of a connection, as a server makes them."""
+    with wiring.mcp_calls(on.where, choose(on.settings).backend, name) as made:
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+
+def asked(tool: str, args: dict[str, Any], name: str = "1") -> Asked:
+    return Asked(client="tester", id=name, tool=tool, args=args)
+
+
+async def pending(on: Stage) -> Request:
+    return (await asyncio.to_thread(on.until, "a request", on.requests))[0]
+
+
+async def approved(on: Stage, calls: Calls, call: Asked) -> Answer:
+    """The answer to a call that a person approves meanwhile."""
+    task = asyncio.create_task(calls.call(call))
+    request = await pending(on)
+    await asyncio.to_thread(on.decide, request)
+    return await task
+
+
+def events(on: Stage, kind: str) -> list[Any]:
+    return [one for one in on.read(stream.after, NAME, 0) if one.kind == kind]
+
+
+def nonces(on: Stage) -> str:
+    return (on.workspace / "nonce").read_text()
+
+
+async def test_an_approved_call_runs_once_and_its_repeat_has_the_same_result(on: Stage) -> None:
+    async with connected(on) as calls:
+        call = asked("execute", {"command": "echo nonce >> nonce; echo done; exit 3"})
+        first = await approved(on, calls, call)
+        assert (first.facts["exit_code"], first.failed) == (3, False)
+        assert first.texts[0].startswith("done\n[exit code 3")
+        assert (await calls.call(call)).facts["session_id"] == first.facts["session_id"]
+    async with connected(on) as later:
+        assert (await later.call(call)).facts["session_id"] == first.facts["session_id"]
+    assert nonces(on) == "nonce\n"
+    assert on.scalars(sa.select(audit.c.event).order_by(audit.c.id)) == ["asked", "approved", "used"]
+
+
+async def test_a_decision_is_heard_by_its_ring(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_calls, "LOOK_S", 3600.0)
+    async with connected(on) as calls:
+        assert (await approved(on, calls, asked("execute", {"command": "true"}))).facts["exit_code"] == 0
+
+
+async def test_a_decision_whose_ring_is_lost_is_found_by_a_look(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_calls, "LOOK_S", 0.05)
+    monkeypatch.setattr(Doorbell, "ring", lambda *_: None)
+    async with connected(on) as calls:
+        assert (await approved(on, calls, asked("execute", {"command": "true"}))).facts["exit_code"] == 0
+
+
+async def test_a_refusal_is_told_once_and_then_a_person_is_asked_again(on: Stage) -> None:
+    async with connected(on) as calls:
+        task = asyncio.create_task(calls.call(asked("execute", {"command": "echo nonce >> nonce"})))
+        request = await pending(on)
+        await asyncio.to_thread(on.decide, request, "denied", "not today")
+        answer = await task
+        assert answer.failed
+        assert "not today" in answer.texts[0]
+        again = asyncio.create_task(calls.call(asked("execute", {"command": "echo nonce >> nonce"}, "2")))
+        assert (await pending(on)).id != request.id
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+    assert not (on.workspace / "nonce").exists()
+
+
+async def test_an_undecided_call_is_answered_in_time_and_its_repeat_finds_the_decision(
+    on: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(on) as calls:
+        monkeypatch.setattr(of_calls, "WITHIN_S", 0.5)
+        first = await calls.call(asked("execute", {"command": "echo nonce >> nonce"}))
+        (request,) = on.requests()
+        assert first.failed
+        assert f"shellback approvals approve {request.id}" in first.texts[0]
+        second = await calls.call(asked("execute", {"command": "echo nonce >> nonce"}, "2"))
+        assert second.facts["approval"] == request.id
+        assert [one.id for one in on.requests()] == [request.id]
+        await asyncio.to_thread(on.decide, request)
+        monkeypatch.undo()
+        third = await calls.call(asked("execute", {"command": "echo nonce >> nonce"}, "3"))
+        assert third.facts["exit_code"] == 0
+        assert on.read(approvals.get, request.id).state == "used"
+    assert nonces(on) == "nonce\n"
+
+
+async def test_identical_waiting_calls_are_one_request_and_one_process(on: Stage) -> None:
+    async with connected(on) as calls:
+        tasks = [
+            asyncio.create_task(calls.call(asked("execute", {"command": "echo nonce >> nonce"}, str(number))))
+            for number in range(5)
+        ]
+        request = await pending(on)
+        await asyncio.to_thread(on.decide, request)
+        answers = await asyncio.gather(*tasks)
+        assert len({answer.facts["session_id"] for answer in answers}) == 1
+    assert len(on.read(approvals.find)) == 1
+    assert nonces(on) == "nonce\n"
+
+
+async def test_a_request_that_nobody_decides_expires_without_a_worker(database_url: str) -> None:
+    with stage(database_url, APPROVAL_TTL="1") as on:
+        async with connected(on) as calls:
+            answer = await calls.call(asked("execute", {"command": "true"}))
+        assert "nobody decided in time" in answer.texts[0]
+        assert [one.state for one in on.read(approvals.find)] == ["expired"]
+
+
+async def test_a_call_that_takes_longer_returns_with_its_session_and_what_to_call_next(
+    on: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(on) as calls:
+        task = asyncio.create_task(calls.call(asked("execute", WAITS)))
+        request = await pending(on)
+        await asyncio.to_thread(on.decide, request)
+        session = await asyncio.to_thread(on.session, "nonce")
+        assert not task.done()
+        monkeypatch.setattr(of_calls, "WITHIN_S", 0.2)
+        early = await calls.call(asked("execute", WAITS))  # the same call, answered while the first one waits
+        assert early.facts["session_id"] == session.id
+        assert early.facts["state"] == "running"
+        assert "process_wait" in early.texts[1]
+        monkeypatch.undo()
+        (on.workspace / "go").touch()
+        over = await calls.call(asked("process_wait", {"session_ids": [session.id]}, "2"))
+        assert over.facts["sessions"][0]["exit_code"] == 0
+        await task
+    assert nonces(on) == "nonce\n"
+
+
+async def test_a_call_that_is_cancelled_leaves_its_process_to_the_conversation(on: Stage) -> None:
+    async with connected(on) as calls:
+        task = asyncio.create_task(calls.call(asked("execute", WAITS)))
+        request = await pending(on)
+        await asyncio.to_thread(on.decide, request)
+        session = await asyncio.to_thread(on.session, "nonce")
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        handed = sa.select(sessions.c.id).where(sessions.c.delivery == Delivery.CALLBACK.value)
+        await asyncio.to_thread(on.until, "it is handed over", lambda: on.scalars(handed))
+        (on.workspace / "go").touch()
+        await calls.engine.wait(session.id, up_to=30)
+    assert events(on, "exit")
+
+
+async def test_the_end_of_a_process_of_a_client_wakes_no_agent(on: Stage) -> None:
+    on.hire()
+    async with connected(on) as calls:
+        started = await approved(on, calls, asked("execute", {"command": "true", "background": True}))
+        assert started.facts["session_id"]
+        await asyncio.to_thread(on.until, "its end is an event", lambda: events(on, "exit"))
+        with pytest.raises(InvalidRequest, match="belongs to an MCP client"):
+            on.send("hello?", NAME)
+        # A message to an agent makes the round, and nothing else did.
+        await asyncio.to_thread(on.answer, on.send("hello"))
+    assert on.scalars(sa.select(turns.c.conversation_id)) == ["c1"]
+    assert on.scalars(sa.select(mailbox.c.conversation_id)) == ["c1"]
+    assert on.callbacks() == []
+
+
+async def test_a_process_with_the_lifetime_of_a_turn_ends_with_the_connection_and_others_go_on(on: Stage) -> None:
+    async with connected(on) as calls:
+        args = {**WAITS, "background": True}
+        short = await approved(on, calls, asked("execute", {**args, "lifetime": "turn"}))
+        long = await approved(on, calls, asked("execute", args, "2"))
+    async with connected(on) as calls:
+        await calls.engine.wait(short.facts["session_id"], up_to=30)
+        found = {one.id: one.state for one in on.sessions()}
+        assert found[long.facts["session_id"]] is SessionState.RUNNING
+        assert found[short.facts["session_id"]] is SessionState.SIGNALED
+
+
+async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(on: Stage) -> None:
+    async with connected(on) as calls:
+        await approved(on, calls, asked("execute", {"command": "true"}))
+    left = {"state": "claimed", "end": sa.null(), "ended_at": None, "delivery": "inline", "created_at": 1.0, "id": "xleft"}
+    row = on.rows(sa.select(sessions))[0]
+    on.change(sa.insert(sessions).values({**dict(zip(sessions.c.keys(), row, strict=True)), **left}))
+    async with connected(on) as calls:
+        await calls.call(asked("process_list", {}))
+        found = {one.id: one for one in on.sessions()}
+        assert found["xleft"].state is SessionState.LOST
+
+
+async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_found_again(on: Stage) -> None:
+    on.send("hello", "c1")
+    async with connected(on, "c1") as calls:
+        with pytest.raises(InvalidRequest, match="belongs to an agent"):
+            await calls.call(asked("process_list", {}))
+    names = list[str]()
+    for client in ("a client", "a client", "b"):
+        async with connected(on, None) as calls:
+            answer = await approved(
+                on, calls, Asked(client=client, id=f"{client}{len(names)}", tool="execute", args={"command": "true"})
+            )
+            session = await calls.engine.store.get(answer.facts["session_id"])
+            assert session is not None
+            names.append(session.conversation_id)
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("mcp.a-client.workspace.")
+
+
+async def test_a_stop_denies_what_waits_and_a_change_is_refused(on: Stage) -> None:
+    async with connected(on) as calls:
+        task = asyncio.create_task(calls.call(asked("execute", {"command": "true"})))
+        request = await pending(on)
+        with pytest.raises(ApprovalRefused, match="deny it with a reason"):
+            approvals.settle(
+                on.where.database, on.enqueuer, request.id, "changed", by="test", surface="test", args={"command": "id"}
+            )
+        assert on.write(stopping.stop, on.enqueuer, NAME, by="test").reach == "approvals"
+        assert "stopped this instead" in (await task).texts[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({}, "command: "),
+        ({"command": ["true"]}, "command: "),
+        ({"command": "true", "no_such": 1}, "no_such: "),
+        ({"command": "true", "timeout": 1e9}, "timeout"),
+        ({"command": "x" * 1_100_000}, "longer than 1 MiB"),
+    ],
+)
+async def test_bad_arguments_are_a_failed_result_and_nobody_is_asked(on: Stage, args: dict[str, Any], said: str) -> None:
+    async with connected(on) as calls:
+        answer = await calls.call(asked("execute", args))
+        assert answer.failed
+        assert said in answer.texts[0]
+        assert "Traceback" not in answer.texts[0]
+        with pytest.raises(UnknownTool):
+            await calls.call(asked("execute_order_66", {}))
+    assert on.requests() == []
