@@ -162,8 +162,9 @@ class Handlers:
         """Carry out a call; errors with a known cause are failed results."""
         if not self.offer.gate:
             return _result(Answer([GATE], failed=True))
+        asked = _asked(ctx, params)
         try:
-            return _result(await (await self.loaded.hands()).call(_asked(ctx, params)))
+            return _result(await (await self.loaded.hands()).call(asked))
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:

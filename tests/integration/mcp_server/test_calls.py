@@ -148,12 +148,17 @@ async def test_identical_waiting_calls_are_one_request_and_one_process(on: Stage
     assert nonces(on) == "nonce\n"
 
 
-async def test_a_request_that_nobody_decides_expires_without_a_worker(database_url: str) -> None:
-    with stage(database_url, APPROVAL_TTL="1") as on:
-        async with connected(on) as calls:
-            answer = await calls.call(asked("execute", {"command": "true"}))
-        assert "nobody decided in time" in answer.texts[0]
-        assert [one.state for one in on.read(approvals.find)] == ["expired"]
+@pytest.fixture
+def hasty(database_url: str) -> Generator[Stage]:
+    with stage(database_url, APPROVAL_TTL="1") as made:
+        yield made
+
+
+async def test_a_request_that_nobody_decides_expires_without_a_worker(hasty: Stage) -> None:
+    async with connected(hasty) as calls:
+        answer = await calls.call(asked("execute", {"command": "true"}))
+    assert "nobody decided in time" in answer.texts[0]
+    assert [one.state for one in hasty.read(approvals.find)] == ["expired"]
 
 
 async def test_a_call_that_takes_longer_returns_with_its_session_and_what_to_call_next(
@@ -224,7 +229,14 @@ async def test_a_process_with_the_lifetime_of_a_turn_ends_with_the_connection_an
 async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(on: Stage) -> None:
     async with connected(on) as calls:
         await approved(on, calls, asked("execute", {"command": "true"}))
-    left = {"state": "claimed", "end": sa.null(), "ended_at": None, "delivery": "inline", "created_at": 1.0, "id": "xleft"}
+    left = {
+        "state": "claimed",
+        "end": sa.null(),
+        "ended_at": None,
+        "delivery": "inline",
+        "created_at": 1.0,
+        "id": "xleft",
+    }
     row = on.rows(sa.select(sessions))[0]
     on.change(sa.insert(sessions).values({**dict(zip(sessions.c.keys(), row, strict=True)), **left}))
     async with connected(on) as calls:
@@ -273,7 +285,9 @@ async def test_a_stop_denies_what_waits_and_a_change_is_refused(on: Stage) -> No
         ({"command": "x" * 1_100_000}, "longer than 1 MiB"),
     ],
 )
-async def test_bad_arguments_are_a_failed_result_and_nobody_is_asked(on: Stage, args: dict[str, Any], said: str) -> None:
+async def test_bad_arguments_are_a_failed_result_and_nobody_is_asked(
+    on: Stage, args: dict[str, Any], said: str
+) -> None:
     async with connected(on) as calls:
         answer = await calls.call(asked("execute", args))
         assert answer.failed

@@ -1,0 +1,255 @@
+"""`shellback mcp` as clients start it: the SDK's own client over standard input and output, and no client of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from mcp import ClientSession, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.types import CallToolResult, Implementation, RequestParamsMeta, TextContent
+
+from shellback.exec.core.model import SessionState
+from shellback.exec.tools.registry import tools
+from shellback.mcp_server import listing
+from shellback.storage.tables import turns
+from tests.commands import OURS, PROGRAM, assert_refused, facts, shellback
+from tests.stage import Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+WAITS = "echo nonce >> nonce; until [ -e go ]; do sleep 0.02; done; echo over"
+KEY = "shellback/key"
+
+
+@pytest.fixture
+def on() -> Generator[Stage]:
+    with stage() as made:
+        yield made
+
+
+class Client:
+    """A client and the server that it has started."""
+
+    def __init__(self, on: Stage, session: ClientSession, said: Path, pid: Path) -> None:
+        self.on = on
+        self.session = session
+        self._said = said
+        self._pid = pid
+
+    @property
+    def log(self) -> str:
+        return self._said.read_text()
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
+        pid = int(self._pid.read_text())
+        os.kill(pid, number)
+        return pid
+
+    async def call(self, tool: str, key: str = "", **args: Any) -> CallToolResult:
+        meta: RequestParamsMeta | None = {KEY: key} if key else None  # pyright: ignore[reportAssignmentType]
+        result = await self.session.call_tool(tool, args, meta=meta)
+        assert isinstance(result, CallToolResult)
+        return result
+
+    async def approved(self, tool: str, key: str = "", *, order: str = "approve", **args: Any) -> CallToolResult:
+        """The result of a call about which a person decides on the command line."""
+        task = asyncio.create_task(self.call(tool, key, **args))
+        (request,) = await asyncio.to_thread(self.on.until, "a request", self.on.requests)
+        done = await asyncio.to_thread(shellback, self.on, "approvals", order, request.id)
+        assert done.returncode == 0, done.stderr
+        return await task
+
+
+@asynccontextmanager
+async def client(on: Stage, *options: str, **environ: str) -> AsyncGenerator[Client]:
+    """A client named "tester"; nothing is left of its server at the end."""
+    said, pid = (on.root / f"{uuid.uuid4().hex}.{kind}" for kind in ("log", "pid"))
+    line = f"echo $$ > {pid}; exec {shlex.join([*PROGRAM, 'mcp', *options])}"
+    started = StdioServerParameters(
+        command="/bin/sh", args=["-c", line], env={**OURS, **on.environ, **environ}, cwd=on.root
+    )
+    with said.open("w") as log:
+        try:
+            async with (
+                stdio_client(started, errlog=log) as streams,
+                ClientSession(*streams, client_info=Implementation(name="tester", version="1")) as session,
+            ):
+                await session.initialize()
+                yield Client(on, session, said, pid)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def text_of(result: CallToolResult) -> str:
+    (first, *_) = result.content
+    assert isinstance(first, TextContent)
+    return first.text
+
+
+def known(result: CallToolResult) -> dict[str, Any]:
+    found: Any = result.structured_content
+    assert isinstance(found, dict)
+    return {str(name): value for name, value in found.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: Stage) -> None:
+    async with client(on, "--tools", ",".join(listing.GROUPS)) as one:
+        offered = {tool.name: tool for tool in (await one.session.list_tools()).tools}
+        assert {name for name, tool in tools().items() if tool.part not in {"blocks", "shell"}} == offered.keys()
+        assert "output, stdout and stderr in order" in (offered["execute"].description or "")
+        assert offered["execute"].input_schema["required"] == ["command"]
+        hints = {name: tool.annotations for name, tool in offered.items()}
+        assert {name for name, hint in hints.items() if hint and hint.read_only_hint} == {
+            name for name, tool in tools().items() if name in offered and not tool.asks and not tool.acts
+        } - {"process_watch"}
+        assert {name for name, hint in hints.items() if hint and hint.destructive_hint} >= {
+            "execute",
+            "rm",
+            "process_kill",
+        }
+        result = await one.approved("execute", command="echo out; echo err >&2; exit 3")
+        assert text_of(result).startswith("out\nerr\n[exit code 3")
+        assert (known(result)["exit_code"], known(result)["result"]) == (3, text_of(result))
+        session = known(result)["session_id"]
+        denied = await one.approved("write_file", order="deny", path="a", content="b")
+        assert denied.is_error
+        assert "Denied by" in text_of(denied)
+    assert not (on.workspace / "a").exists()
+    (row,) = facts(await asyncio.to_thread(shellback, on, "ps", "--all", "--json"))["sessions"]
+    assert row["id"] == session
+    assert row["conversation_id"].startswith("mcp.tester.workspace.")
+    assert (await asyncio.to_thread(shellback, on, "logs", session)).stdout == "out\nerr\n"
+    audit = await asyncio.to_thread(shellback, on, "audit", "-c", row["conversation_id"])
+    assert "used" in audit.stdout
+    assert_refused(
+        await asyncio.to_thread(shellback, on, "send", "-c", row["conversation_id"], "hello"),
+        "belongs to an MCP client",
+    )
+
+
+async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_finds_all(on: Stage) -> None:
+    on.hire()
+    async with client(on, "--conversation", "build") as one:
+        first = await one.approved("execute", "k1", command=WAITS, background=True)
+        waiting = asyncio.create_task(one.call("execute", "k2", command="echo second >> nonce"))
+        (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
+        one.kill()
+        with pytest.raises(MCPError):
+            await waiting
+    await asyncio.to_thread(shellback, on, "approvals", "approve", request.id)
+    async with client(on, "--conversation", "build") as one:
+        again = await one.call("execute", "k1", command=WAITS, background=True)
+        assert known(again)["session_id"] == known(first)["session_id"]
+        (listed,) = known(await one.call("process_list"))["result"]
+        assert (listed["session_id"], listed["state"]) == (known(first)["session_id"], "running")
+        second = await one.call("execute", "k2", command="echo second >> nonce")
+        assert known(second)["exit_code"] == 0
+        (on.workspace / "go").touch()
+        over = await one.call("process_wait", session_ids=[known(first)["session_id"]])
+        assert known(over)["sessions"][0]["exit_code"] == 0
+        polled = await one.call("process_poll", session_id=known(first)["session_id"])
+        assert known(polled)["state"] == "exited"
+    assert (on.workspace / "nonce").read_text() == "nonce\nsecond\n"
+    assert on.scalars(sa.select(turns.c.id)) == [], "the worker beside it ran no turn"
+    assert on.callbacks() == []
+
+
+async def test_at_sigterm_and_at_the_end_of_its_input_the_server_leaves_and_processes_go_on(on: Stage) -> None:
+    for number in (None, signal.SIGTERM):
+        (on.workspace / "nonce").unlink(missing_ok=True)
+        async with client(on) as one:
+            task = asyncio.create_task(one.approved("execute", command=f"{WAITS} # {number}"))
+            session = await asyncio.to_thread(on.session, f"# {number}")
+            if number is not None:
+                one.kill(number)
+            else:
+                task.cancel()
+        with suppress(MCPError, asyncio.CancelledError):
+            await task
+        assert "Traceback" not in one.log
+        found = on.session(f"# {number}")
+        assert (found.id, found.state) == (session.id, SessionState.RUNNING)
+
+
+async def test_with_the_gate_off_no_tool_is_listed_and_the_instructions_say_why(on: Stage) -> None:
+    async with client(on, ENABLE_EXECUTE="false") as one:
+        assert (await one.session.list_tools()).tools == []
+        said = one.session.instructions
+        assert "ENABLE_EXECUTE=true" in (said or "")
+        result = await one.call("execute", command="true")
+        assert result.is_error
+        assert "ENABLE_EXECUTE" in text_of(result)
+
+
+async def test_bad_input_is_an_error_with_its_cause_and_the_connection_goes_on(on: Stage) -> None:
+    async with client(on) as one:
+        with pytest.raises(MCPError, match="unknown tool 'no_such'"):
+            await one.call("no_such")
+        with pytest.raises(MCPError, match="must be a text of 1 to"):
+            await one.call("process_list", "k" * 300)
+        for result in (
+            await one.call("execute", command=7),
+            await one.call("execute", command="x" * 1_500_000),
+            await one.call("process_poll", session_id="xnobody"),
+        ):
+            assert result.is_error
+            assert "Traceback" not in text_of(result)
+        assert known(await one.call("process_list"))["total"] == 0
+        assert "Traceback" not in one.log
+    async with client(on, DATABASE_URL="postgresql://nobody@127.0.0.1:1/none") as one:
+        result = await one.call("process_list")
+        assert result.is_error
+        assert "database" in text_of(result)
+
+
+def test_without_a_client_and_with_wrong_options_it_says_so(on: Stage) -> None:
+    assert_refused(shellback(on, "mcp", "--tools", "exec,other"), "no group 'other'")
+    done = subprocess.run(
+        [*PROGRAM, "mcp"],
+        env={**OURS, **on.environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "an MCP client starts this command" in done.stderr
+
+
+def test_nothing_but_the_protocol_is_on_standard_output(on: Stage) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    pipe, environ = subprocess.PIPE, {**OURS, **on.environ, "LOG_LEVEL": "DEBUG"}
+    with (
+        (on.root / "said").open("w") as said,
+        subprocess.Popen(
+            [*PROGRAM, "mcp"], env=environ, cwd=on.root, text=True, stdin=pipe, stdout=pipe, stderr=said
+        ) as process,
+    ):
+        assert process.stdin
+        assert process.stdout
+        for message in (
+            {"id": 1, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {"id": 2, "method": "tools/list"},
+            {"id": 3, "method": "tools/call", "params": {"name": "process_list", "arguments": {}}},
+        ):
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        process.stdin.write("this is no JSON\n")
+        process.stdin.flush()
+        assert sorted(json.loads(process.stdout.readline())["id"] for _ in range(3)) == [1, 2, 3]
+        process.stdin.close()
+        assert process.stdout.read() == ""
+        assert process.wait(30) == 0
