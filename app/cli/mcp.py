@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from shellback.log import configure
 
 if TYPE_CHECKING:
     from shellback.mcp_server.answer import Hands
+    from shellback.mcp_server.front import Offer
     from shellback.settings import Settings
 
 
@@ -37,7 +39,7 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
     if importlib.util.find_spec("mcp") is None:
         raise Refused("the package mcp is missing: install shellback[mcp]")
     from shellback.mcp_server import listing
-    from shellback.mcp_server.server import Offer, serve
+    from shellback.mcp_server.front import Offer
     from shellback.mcp_server.stdio import NotAClient
 
     groups = tuple(part.strip() for part in chosen.split(",")) if chosen is not None else listing.DEFAULT
@@ -53,9 +55,16 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
         worded=known_error,
     )
     try:
-        asyncio.run(serve(offer))
+        asyncio.run(_until_it_is_gone(offer))
     except NotAClient as error:
         raise Refused(str(error)) from None
+
+
+async def _until_it_is_gone(offer: Offer) -> None:
+    from shellback.mcp_server.front import serve
+
+    if not await serve(offer):
+        os._exit(0)  # the interpreter would wait for the thread
 
 
 @contextlib.contextmanager

@@ -1,18 +1,12 @@
-"""The protocol: answers `initialize` and lists the tools at once, and hands calls on to what is loaded meanwhile."""
+"""The protocol: what the SDK does for us, and how a call and its answer are said in it."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
-import signal
 import uuid
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final, cast
 
 from mcp.server.context import ServerRequestContext
@@ -30,8 +24,8 @@ from mcp_types import (
 )
 
 from shellback.mcp_server import listing
-from shellback.mcp_server.answer import Answer, Asked, Hands, UnknownTool
-from shellback.mcp_server.stdio import wire
+from shellback.mcp_server.answer import Answer, Asked, UnknownTool
+from shellback.mcp_server.front import Loaded, Offer
 
 log = logging.getLogger(__name__)
 
@@ -53,75 +47,8 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """What is offered to the client: `open` makes the hands, in a thread; `worded` is the text of a known error."""
-
-    home: Path
-    workspace: Path
-    gate: bool
-    groups: Collection[str]
-    switches: str
-    open: Callable[[], AbstractContextManager[Hands]]
-    worded: Callable[[Exception], str | None]
-
-
-@dataclass(eq=False, repr=False)
-class Loaded:
-    """The hands, from when they are needed. A failure is told to the call that needs them; the next one tries again."""
-
-    offer: Offer
-    _hands: asyncio.Task[Hands] | None = None
-    _stack: ExitStack = field(default_factory=ExitStack)
-
-    def begin(self) -> asyncio.Task[Hands]:
-        """Load, unless that was begun."""
-        if self._hands is None or (self._hands.done() and (self._hands.cancelled() or self._hands.exception())):
-            self._hands = asyncio.get_running_loop().create_task(self._load())
-        return self._hands
-
-    async def hands(self) -> Hands:
-        """The hands; raises what kept them from being loaded."""
-        return await asyncio.shield(self.begin())
-
-    async def close(self) -> None:
-        """Let go of everything; processes run on."""
-        if self._hands is not None:
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await (await self._hands).stop()
-        await asyncio.to_thread(self._stack.close)
-
-    async def _load(self) -> Hands:
-        # In a thread: the imports alone take seconds, in which the client may ask other things.
-        hands = await asyncio.to_thread(self._stack.enter_context, self.offer.open())
-        try:
-            await hands.start()
-        except BaseException:
-            await asyncio.to_thread(self._stack.close)
-            raise
-        return hands
-
-
-async def serve(offer: Offer) -> None:
-    """Serve the client on standard input and output until it is gone, or until SIGTERM or SIGINT.
-
-    Raises:
-        NotAClient: No client has started this program.
-    """
-    lines, out = await wire()
-    loaded = Loaded(offer)
-    serving = asyncio.create_task(_served(offer, loaded, lines, out))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-    try:
-        await asyncio.wait([serving])
-    finally:
-        await loaded.close()
-    if not serving.cancelled() and (error := serving.exception()) is not None:
-        log.info("the client is gone: %s", error)
-
-
-async def _served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
+async def served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
+    """Speak the protocol until the client is gone."""
     handlers = Handlers(offer, loaded)
     server = Server(
         "shellback",
@@ -149,13 +76,7 @@ class Handlers:
         offer = self.offer
         if not offer.gate:
             return ListToolsResult(tools=[])
-        found = await asyncio.to_thread(listing.listed, offer.home, offer.groups, offer.switches)
-        if found is None:
-            made = await (await self.loaded.hands()).tools()
-            await asyncio.to_thread(listing.keep, offer.home, made, offer.switches)
-            found = listing.chosen(made, offer.groups)
-        # The answer goes first.
-        asyncio.get_running_loop().call_later(0.05, self.loaded.begin)
+        found = listing.chosen(await (await self.loaded.hands()).tools(), offer.groups)
         return ListToolsResult(tools=[Tool.model_validate(one, by_name=False) for one in found])
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:

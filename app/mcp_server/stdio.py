@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator
-from typing import Final, cast
+from typing import Final
 
 log = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ class Client:
         return pid
 
     async def call(self, tool: str, key: str = "", **args: Any) -> CallToolResult:
-        meta: RequestParamsMeta | None = {KEY: key} if key else None  # pyright: ignore[reportAssignmentType]
+        meta: RequestParamsMeta | None = {KEY: key} if key else None
         result = await self.session.call_tool(tool, args, meta=meta)
         assert isinstance(result, CallToolResult)
         return result
@@ -240,12 +240,13 @@ def test_nothing_but_the_protocol_is_on_standard_output(on: Stage) -> None:
     ):
         assert process.stdin
         assert process.stdout
-        for message in (
+        messages: list[dict[str, Any]] = [
             {"id": 1, "method": "initialize", "params": hello},
             {"method": "notifications/initialized"},
             {"id": 2, "method": "tools/list"},
             {"id": 3, "method": "tools/call", "params": {"name": "process_list", "arguments": {}}},
-        ):
+        ]
+        for message in messages:
             process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
         process.stdin.write("this is no JSON\n")
         process.stdin.flush()
@@ -253,3 +254,34 @@ def test_nothing_but_the_protocol_is_on_standard_output(on: Stage) -> None:
         process.stdin.close()
         assert process.stdout.read() == ""
         assert process.wait(30) == 0
+
+
+def test_the_next_start_gives_the_same_answers_once_before_the_sdk_is_loaded(on: Stage) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    pipe, environ = subprocess.PIPE, {**OURS, **on.environ}
+    told = list[list[Any]]()
+    for number in range(2):
+        with subprocess.Popen(
+            [*PROGRAM, "mcp"], env=environ, cwd=on.root, text=True, stdin=pipe, stdout=pipe
+        ) as process:
+            assert process.stdin
+            assert process.stdout
+            requests: list[dict[str, Any]] = [
+                {"id": f"a{number}", "method": "initialize", "params": hello},
+                {"id": f"b{number}", "method": "tools/list"},
+            ]
+            for request in requests:
+                process.stdin.write(json.dumps({"jsonrpc": "2.0", **request}) + "\n")
+            process.stdin.flush()
+            answers = [json.loads(process.stdout.readline()) for _ in requests]
+            assert [answer["id"] for answer in answers] == [f"a{number}", f"b{number}"]
+            told.append([answer["result"] for answer in answers])
+            mapped = Path(f"/proc/{process.pid}/maps").read_text()
+            assert ("_pydantic_core" in mapped) and ("tree_sitter" in mapped) is (number == 0)
+            call = {"id": "c", "method": "tools/call", "params": {"name": "process_list", "arguments": {}}}
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == "c", "what the SDK answers later is not sent"
+            process.stdin.close()
+            assert process.wait(30) == 0
+    assert told[0] == told[1]

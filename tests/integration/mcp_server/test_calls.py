@@ -24,6 +24,7 @@ from shellback.work.errors import ApprovalRefused, InvalidRequest
 from shellback.work.queue import stream
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.turn import stopping
+from tests.items import unrung
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +95,7 @@ async def test_a_decision_is_heard_by_its_ring(on: Stage, monkeypatch: pytest.Mo
 
 async def test_a_decision_whose_ring_is_lost_is_found_by_a_look(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_calls, "LOOK_S", 0.05)
-    monkeypatch.setattr(Doorbell, "ring", lambda *_: None)
+    monkeypatch.setattr(Doorbell, "ring", unrung)
     async with connected(on) as calls:
         assert (await approved(on, calls, asked("execute", {"command": "true"}))).facts["exit_code"] == 0
 
@@ -241,7 +242,7 @@ async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(
     on.change(sa.insert(sessions).values({**dict(zip(sessions.c.keys(), row, strict=True)), **left}))
     async with connected(on) as calls:
         await calls.call(asked("process_list", {}))
-        found = {one.id: one for one in on.sessions()}
+        found = {str(one.id): one for one in on.sessions()}
         assert found["xleft"].state is SessionState.LOST
 
 

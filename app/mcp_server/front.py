@@ -1,0 +1,172 @@
+"""The front of the server: answers at once what was answered before, while the SDK and the engine are loaded.
+
+Their imports take seconds, and some clients drop a server, silently, that is not there within one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from shellback.mcp_server.answer import Hands
+from shellback.mcp_server.replay import Replay
+from shellback.mcp_server.stdio import Lines, Out, wire
+
+log = logging.getLogger(__name__)
+
+AHEAD: Final = 16
+"""Messages that are read before the SDK takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What is offered to the client: `open` makes the hands, in a thread; `worded` is the text of a known error."""
+
+    home: Path
+    workspace: Path
+    gate: bool
+    groups: Collection[str]
+    switches: str
+    open: Callable[[], AbstractContextManager[Hands]]
+    worded: Callable[[Exception], str | None]
+
+    @property
+    def basis(self) -> str:
+        """Everything of it that the client is told."""
+        return f"{self.workspace} {self.gate} {sorted(self.groups)} {self.switches}"
+
+
+@dataclass(eq=False, repr=False)
+class Loaded:
+    """The hands, from when they are needed. A failure is told to the call that needs them; the next one tries again."""
+
+    offer: Offer
+    _hands: asyncio.Task[Hands] | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def begin(self) -> asyncio.Task[Hands]:
+        """Load, unless that was begun."""
+        if self._hands is None or (self._hands.done() and (self._hands.cancelled() or self._hands.exception())):
+            self._hands = asyncio.get_running_loop().create_task(self._load())
+        return self._hands
+
+    async def hands(self) -> Hands:
+        """The hands; raises what kept them from being loaded."""
+        return await asyncio.shield(self.begin())
+
+    async def close(self) -> bool:
+        """Let go of everything; processes run on. False if a thread still loads: there is nothing to let go of."""
+        if self._hands is None:
+            return True
+        if not self._hands.done():
+            self._hands.cancel()
+            await asyncio.gather(self._hands, return_exceptions=True)
+            return False
+        if not self._hands.cancelled() and self._hands.exception() is None:
+            await self._hands.result().stop()
+        await asyncio.to_thread(self._stack.close)
+        return True
+
+    async def _load(self) -> Hands:
+        # In a thread: the imports alone take seconds, in which the client may ask other things.
+        hands = await asyncio.to_thread(self._stack.enter_context, self.offer.open())
+        try:
+            await hands.start()
+        except BaseException:
+            await asyncio.to_thread(self._stack.close)
+            raise
+        return hands
+
+
+class Heard:
+    """The client's lines, each shown to the replay first."""
+
+    def __init__(self, lines: Lines, replay: Replay, out: Out) -> None:
+        self.first = asyncio.Event()
+        self._lines = lines
+        self._replay = replay
+        self._out = out
+        self._queue = asyncio.Queue[str | None](AHEAD)
+
+    async def read(self) -> None:
+        """Read until the client is gone."""
+        async for line in self._lines:
+            if (known := self._replay.answer(line)) is not None:
+                await self._out.write(known)
+                await self._out.flush()
+            self.first.set()
+            await self._queue.put(line)
+        self.first.set()
+        await self._queue.put(None)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        line = await self._queue.get()
+        if line is None:
+            raise StopAsyncIteration
+        return line
+
+
+class Said:
+    """What the SDK says to the client, without what the replay has said."""
+
+    def __init__(self, replay: Replay, out: Out) -> None:
+        self._replay = replay
+        self._out = out
+
+    async def write(self, text: str) -> None:
+        """Send text, unless it was sent."""
+        if await asyncio.to_thread(self._replay.is_new, text) if self._replay.open else True:
+            await self._out.write(text)
+
+    async def flush(self) -> None:
+        """Wait until the client reads again."""
+        await self._out.flush()
+
+
+async def serve(offer: Offer) -> bool:
+    """Serve the client on standard input and output until it is gone, or until SIGTERM or SIGINT.
+
+    False if a thread may still import what is not needed any more: the caller leaves without it.
+
+    Raises:
+        NotAClient: No client has started this program.
+    """
+    lines, out = await wire()
+    loaded, replay = Loaded(offer), Replay(offer.home, offer.basis)
+    serving = asyncio.create_task(_served(offer, loaded, Heard(lines, replay, out), Said(replay, out)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    await asyncio.wait([serving])
+    clean = await loaded.close()
+    if serving.cancelled():
+        return False
+    if (error := serving.exception()) is not None:
+        log.info("the client is gone: %s", error)
+        return clean
+    return clean and serving.result()
+
+
+async def _served(offer: Offer, loaded: Loaded, heard: Heard, said: Said) -> bool:
+    """Have the SDK serve the client; False if the client was gone before the SDK was loaded."""
+    reading = asyncio.create_task(heard.read())
+    try:
+        await heard.first.wait()
+        loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "shellback.mcp_server.server"))
+        await asyncio.wait([loading, reading], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return False
+        await loading.result().served(offer, loaded, heard, said)
+        return True
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
