@@ -142,7 +142,7 @@ def test_a_durable_run_copies_the_definitions_of_tools_only_for_a_hook_that_may_
     name, used_for = "_has_prepare_model_request", "durability, which spares a turn a copy of each tool and its schema"
 
     class Editing(AbstractCapability[Any]):
-        async def prepare_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:  # noqa: ARG002
+        async def prepare_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
             return request_context
 
     said = gone(f"AbstractCapability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)

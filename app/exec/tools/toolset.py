@@ -45,8 +45,9 @@ class _Definite(FunctionToolset[Any]):
         if ctx.max_retries not in self._made:
             made = await super().get_tools(ctx)
             # With their toolset's id, or each request would add it to copies.
-            named = {name: replace(one, tool_def=replace(one.tool_def, toolset_id=self.id)) for name, one in made.items()}
-            self._made[ctx.max_retries] = named
+            self._made[ctx.max_retries] = {
+                name: replace(one, tool_def=replace(one.tool_def, toolset_id=self.id)) for name, one in made.items()
+            }
         return dict(self._made[ctx.max_retries])
 
 
