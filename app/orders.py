@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+from shellback.exec.core.alterable import alterable
+
 DOTENV: Final = ".env"
 _BELIEVED: Final = (
     "a file that neither agents nor other users can write: start in another directory, remove their write permission"
@@ -81,8 +83,6 @@ def note_workspace(state: Path, workspace: Path) -> None:
 
 def objection(path: Path, workspaces: Iterable[Path]) -> str | None:
     """Why files at or below a path are not trusted, in words after "because"; None if they are."""
-    from shellback.exec.core.runner import alterable  # slow, and most commands have no `.env`
-
     real = Path(os.path.realpath(path))
     for workspace in workspaces:
         with contextlib.suppress(OSError):

@@ -71,7 +71,7 @@ def default_cache(given: Mapping[str, str]) -> Path:
 class Settings(BaseModel):
     """All settings of an operator; `.env.example` explains each."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, regex_engine="python-re")
 
     enable_execute: bool = setting(default=False, allowed="true or false")
     workspace_tools: Literal["on", "off"] = setting("on", "on or off")
@@ -111,7 +111,7 @@ class Settings(BaseModel):
     podman_image: str = setting(
         IMAGE,
         "the name of an image, or the absolute path of a directory with a root file system, without a colon",
-        pattern=r"^(/[^:[:cntrl:]]+|[A-Za-z0-9][\w.:/@-]*)$",
+        pattern=r"^(/[^:\x00-\x1f\x7f]+|[A-Za-z0-9][\w.:/@-]*)$",
     )
     podman_base_url: str = setting("", "unix:///PATH of podman's socket", pattern=r"^(\w+://\S+)?$", secret=True)
     podman_connection: str = setting("", "local, or a name of `podman system connection list`", pattern=r"^[\w.@-]*$")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +19,11 @@ AGENTS = {"dbos", "pydantic_ai"}
 HEAVY = {*AGENTS, "pydantic", "sqlalchemy", "psycopg", "openai", "anthropic"}
 
 
-def loaded(program: str, *options: str) -> set[str]:
-    """Top-level names of all that a program has loaded when it ends."""
-    show = "print('', *{name.partition('.')[0] for name in __import__('sys').modules})"
+def loaded(program: str, *options: str, cwd: Path = ROOT, environ: dict[str, str] | None = None) -> set[str]:
+    """Top-level names of all that a program has loaded when it ends, and our modules."""
+    show = "print('', *{part for name in __import__('sys').modules for part in (name.partition('.')[0], name)})"
     code = f"import atexit; atexit.register(lambda: {show})\n{program}"
-    done = run_to_end(sys.executable, *options, "-c", code, cwd=ROOT)
+    done = run_to_end(sys.executable, *options, "-c", code, cwd=cwd, env=environ)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
 
@@ -47,6 +48,28 @@ def test_neither_the_engine_nor_a_command_for_its_help_loads_a_database_settings
     assert loaded(program).isdisjoint(unloaded)
 
 
+@pytest.mark.parametrize("words", [["ps"], ["queue"], ["approvals", "list"]], ids=" ".join)
+def test_a_command_that_reads_loads_neither_agent_nor_tools_nor_the_driver_of_another_database(
+    words: list[str], tmp_path: Path
+) -> None:
+    environ = {"PATH": os.environ["PATH"], "SHELLBACK_HOME": f"{tmp_path}/home", "WORKSPACE_ROOT": f"{tmp_path}/work"}
+    program = f"import sys; sys.argv = ['shellback', *{words!r}]; from shellback.cli.main import main; main()"
+    loaded(program, cwd=tmp_path, environ=environ)  # the first command makes the tables
+    names = loaded(program, cwd=tmp_path, environ=environ)
+    assert "sqlalchemy" in names
+    assert names.isdisjoint(
+        {*AGENTS, "psycopg", "tree_sitter", "shellback.exec.tools.registry", "shellback.exec.policy.policy"}
+    )
+
+
+def test_a_file_of_settings_is_judged_without_the_engine(tmp_path: Path) -> None:
+    tmp_path.joinpath(".env").write_text("MODEL=offline\n")
+    environ = {"PATH": os.environ["PATH"], "SHELLBACK_HOME": "/nonexistent/home"}
+    program = "from shellback.environment import variables; assert variables()['MODEL'] == 'offline'"
+    names = loaded(program, cwd=tmp_path, environ=environ)
+    assert names.isdisjoint({*HEAVY, "shellback.exec.core.model"})
+
+
 def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
     exec_dir = ROOT / "app" / "exec"
     found = [path.relative_to(exec_dir) for name in ("supervisor", "wire") for path in (exec_dir / name).rglob("*.py")]
@@ -54,7 +77,7 @@ def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
     imports = "; ".join(f"import shellback.exec.{'.'.join(path.with_suffix('').parts)}" for path in sorted(found))
     # -I -S: no site-packages, no PYTHON* variables, as the supervisor itself is started.
     names = loaded(f"import sys; sys.path.insert(0, {str(ROOT)!r}); {imports}", "-I", "-S", "-E")
-    assert names - sys.stdlib_module_names <= {"shellback", "__main__"}
+    assert {name for name in names if "." not in name} - sys.stdlib_module_names <= {"shellback", "__main__"}
 
 
 @pytest.mark.parametrize("name", shellback.exec.__all__)

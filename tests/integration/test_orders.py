@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.runner import EXEC_UID, alterable
+from shellback.exec.core.alterable import alterable
+from shellback.exec.core.runner import EXEC_UID
 from shellback.orders import known_workspaces, note_workspace
 from shellback.settings import Settings, SettingsError
 from tests.databases import unavailable

@@ -18,8 +18,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from shellback.exec.core.alterable import alterable
 from shellback.exec.core.errors import BackendUnavailable
-from shellback.exec.core.runner import alterable
 from shellback.exec.core.threads import at_the_end
 
 HOMES: Final = "homes"

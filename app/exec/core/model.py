@@ -40,6 +40,8 @@ WORK: Final = "work"
 READ_ONLY: Final = "read_only"
 """The profile of commands that write only a scratch space, and have no network."""
 
+APPROVED: Final = "approved call"
+"""Who granted a command in the code of a tool whose call was approved."""
 TURN: Final = "turn"
 CONVERSATION: Final = "conversation"
 DETACHED: Final = "detached"

@@ -32,8 +32,6 @@ from shellback.exec.policy.rules.denials import denial
 
 HELD: Final = "read-only profile"
 """The `by` of a command that would need an approval and runs in the read-only profile instead."""
-APPROVED: Final = "approved call"
-"""The `by` of a command in the code of a tool whose call was approved."""
 
 
 async def permit(

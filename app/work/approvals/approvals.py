@@ -21,8 +21,6 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.exec.core.display import request_lines
-from shellback.exec.policy.classify.model import Tier
-from shellback.exec.tools.registry import tool_named
 from shellback.storage.db import Database
 from shellback.storage.rows import change, given
 from shellback.storage.tables import approvals, conversations, turns
@@ -76,6 +74,9 @@ class Request:
 
 def why_not_for_session(request: Request) -> str | None:
     """Why input cannot be approved for the whole session; None if it can."""
+    from shellback.exec.policy.classify.model import Tier
+    from shellback.exec.tools.registry import tool_named  # imports all tools: slow, and most commands need none
+
     act = tool_named(request.tool_name).act(request.changed_args or request.args)
     if not act.input or request.session_id is None:
         return f"{request.tool_name} is no input to a session"

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from shellback.exec.core.model import Act, CallKey, Session, SessionId
-from shellback.exec.shell.permit import APPROVED
+from shellback.exec.core.model import APPROVED, Act, CallKey, Session, SessionId
 from shellback.storage.rows import change_some
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, sessions

@@ -13,13 +13,13 @@ from shellback.exec.backends.protected import Protected
 from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import Call, call_in_progress, call_key, origin_of
-from shellback.exec.core.model import CommandSpec
+from shellback.exec.core.model import APPROVED, CommandSpec
 from shellback.exec.core.pydantic_private import get_current_run_context
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.entries import Entry
 from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Approval, Grant, Policy, Verdict
-from shellback.exec.shell.permit import APPROVED, permit
+from shellback.exec.shell.permit import permit
 
 TOOL: Final = "ctx.workspace"
 """The tool name outside of any tool call."""

@@ -21,14 +21,13 @@ from shellback.exec.core.errors import (
     SpawnFailed,
     TaskCompleted,
 )
-from shellback.exec.core.model import SHELL, CommandSpec, SessionState
+from shellback.exec.core.model import APPROVED, SHELL, CommandSpec, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.persistent import ShellBusy
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.policy.policy import Grant, Proposal, Verdict, grant
 from shellback.exec.reports.blocks import block_of, label_of
 from shellback.exec.reports.render import facts, measured
-from shellback.exec.shell.permit import APPROVED
 from shellback.exec.tools.shell_calls import check_timeout, noted, own_shell, shell_of_conversation
 from shellback.exec.tools.tool import Action, Args, ExecTool, Invocation, Result, act, by_name
 
