@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
-from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
+from benchmarks.harness import Bench, Figure, Options, Reading, alternate, bare_true, ms
 from benchmarks.rig import CONVERSATION, Ground, Rig, ground, rig
 from shellback.exec.core.identity import a_call
 from shellback.exec.persistent import SHELL_COMMAND, PersistentShells, shell_command
+from shellback.exec.persistent.marks import found_in
 from shellback.exec.persistent.payload import Bounds, Frame, payload, trigger
 from shellback.exec.policy.commands import proposal_for
 from shellback.exec.policy.policy import grant_by_operator
@@ -48,7 +50,9 @@ class Bare:
         frame = Frame(ready=ready, start=start, end=end, prompt=f"{0:032x}")
         self._seen = b""
         await self._exchange(trigger(ready), f"\x1b]7770;R;{ready};".encode())
-        await self._exchange(payload(text, frame, self._bounds, status=0, options=""), f"\x1b]7770;E;{end};".encode())
+        (asked,) = (mark for mark in found_in(self._seen) if mark.name == ready)
+        what = payload(text, frame, self._bounds, status=0, options=asked.options, library=asked.library)
+        await self._exchange(what, f"\x1b]7770;E;{end};".encode())
         return self._seen.split(start.encode() + b"\a", 1)[1].split(b"\x1b", 1)[0]
 
     async def _exchange(self, data: bytes, wanted: bytes) -> None:
@@ -71,35 +75,77 @@ class Bare:
 
 
 def execs(options: Options) -> Mapping[str, Reading]:
-    async def measure(where: Ground) -> Mapping[str, Reading]:
-        async with rig(where) as made:
-            shells = PersistentShells(made.engine)
-            spec = shell_command(workspace=made.engine.workspace, limits=made.engine.limits)
-            grant = grant_by_operator(proposal_for(spec, made.engine.backend), "benchmark")
-            shell = (await shells.start(grant, a_call(CONVERSATION))).session
-            bare = await _bare(made)
-            try:
-                return await _compared(shells, shell.id, bare, options)
-            finally:
-                bare.close()
-                await shells.expiry.stop()
-                await made.engine.supervised.port.signal(shell.id, signal.SIGHUP)
+    from shellback.storage import schema
+    from shellback.storage.db import Database
+    from shellback.storage.sessions import SqlSessionStore
 
-    return asyncio.run(measure(ground(options.directory)))
+    async def measure(light: Ground, durable: Ground) -> Mapping[str, Reading]:
+        url = f"sqlite:///{durable.home / 'shellback.db'}"
+        schema.migrate(url)
+        database = Database(url)
+        try:
+            async with (
+                rig(light) as without,
+                rig(durable, SqlSessionStore(database)) as stored,
+                _shell(without) as ours,
+                _shell(stored) as theirs,
+            ):
+                bare = await _bare(without)
+                try:
+                    return await _compared(ours, theirs, bare, options)
+                finally:
+                    bare.close()
+        finally:
+            database.close()
+
+    return asyncio.run(measure(ground(options.directory), ground(options.directory)))
 
 
-async def _compared(shells: PersistentShells, shell: str, bare: Bare, options: Options) -> Mapping[str, Reading]:
-    exact = 0
+class Shell:
+    """A persistent shell through us; `exact` counts commands of which output and status were told exactly."""
 
-    async def through_us() -> float:
-        nonlocal exact
+    def __init__(self, shells: PersistentShells, session_id: str) -> None:
+        self._shells = shells
+        self._id = session_id
+        self.exact = 0
+
+    async def set(self) -> None:
+        """Set the variable that `COMMAND` prints."""
+        await self._shells.exec(self._id, f"X='{PRINTS}'", a_call(CONVERSATION))
+
+    async def command(self) -> float:
+        """Seconds of one command."""
         call = a_call(CONVERSATION)
         began = time.perf_counter()
-        done = await shells.exec(shell, COMMAND, call)
+        done = await self._shells.exec(self._id, COMMAND, call)
         took = time.perf_counter() - began
-        exact += (done.output, done.exit_code) == (f"{PRINTS}\n", 0)
+        self.exact += (done.output, done.exit_code) == (f"{PRINTS}\n", 0)
         return took
 
+    async def exactly(self) -> int:
+        """How many of `EXACT` commands are told exactly."""
+        self.exact = 0
+        for _ in range(EXACT):
+            await self.command()
+        return self.exact
+
+
+@contextlib.asynccontextmanager
+async def _shell(made: Rig) -> AsyncGenerator[Shell]:
+    shells = PersistentShells(made.engine)
+    spec = shell_command(workspace=made.engine.workspace, limits=made.engine.limits)
+    grant = grant_by_operator(proposal_for(spec, made.engine.backend), "benchmark")
+    session = (await shells.start(grant, a_call(CONVERSATION))).session
+    shell = Shell(shells, session.id)
+    await shell.set()
+    try:
+        yield shell
+    finally:
+        await shells.expiry.stop()
+        await made.engine.supervised.port.signal(session.id, signal.SIGHUP)
+
+
+async def _compared(light: Shell, durable: Shell, bare: Bare, options: Options) -> Mapping[str, Reading]:
     async def alone() -> float:
         began = time.perf_counter()
         printed = await bare.command(COMMAND)
@@ -108,15 +154,15 @@ async def _compared(shells: PersistentShells, shell: str, bare: Bare, options: O
             raise RuntimeError(f"the bare shell prints {printed!r}")
         return took
 
-    await shells.exec(shell, f"X='{PRINTS}'", a_call(CONVERSATION))
     await bare.command(f"X='{PRINTS}'")
-    ours, theirs = await alternate(options.samples(), through_us, alone)
-    exact = 0
-    for _ in range(EXACT):
-        await through_us()
+    ours, stored, theirs, floor = await alternate(options.samples(), light.command, durable.command, alone, bare_true)
+    note = f"asyncio runs `true` in {ms(floor):.2f} ms"
+    of_light = Reading(measured=ms(ours), baseline=ms(theirs), floor=ms(floor), note=note)
     return {
-        "shell exec": Reading(measured=ms(ours), baseline=ms(theirs)),
-        "shell exact": Reading(measured=exact),
+        "shell exec": of_light,
+        "shell exec +": of_light,
+        "shell exec durable": Reading(measured=ms(stored), baseline=ms(ours), floor=ms(floor)),
+        "shell exact": Reading(measured=min(await light.exactly(), await durable.exactly())),
     }
 
 
@@ -133,13 +179,26 @@ BENCHES: Final = (
         figures=(
             Figure(
                 name="shell exec",
-                says=f"`{COMMAND}` in a persistent shell beside a bare bash on a terminal given the same texts",
+                says=f"`{COMMAND}` in a persistent shell, engine alone; beside a bare bash given the same texts",
+                limit=2.0,
+                scaled=True,
+            ),
+            Figure(
+                name="shell exec +",
+                says="the same, what is above the bare bash",
                 compare="difference",
-                limit=1.0,
+                limit=0.9,
+                scaled=True,
+            ),
+            Figure(
+                name="shell exec durable",
+                says="the same with its calls in SQLite; beside the engine alone",
+                limit=3.5,
+                scaled=True,
             ),
             Figure(
                 name="shell exact",
-                says=f"of {EXACT} commands in it, output and status told exactly",
+                says=f"of {EXACT} commands in each, output and status told exactly; the lower count",
                 unit="",
                 limit=EXACT,
                 at_least=True,

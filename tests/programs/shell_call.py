@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from shellback.storage.sessions import SqlSessionStore
 from tests.execs import backend_of
 
 COMMANDS = (
-    "X=5; export Y=6; mkdir -p sub; cd sub",
+    "X=5; export Y=6; mkdir -p sub; cd sub{0}",
     'sleep 0.2; echo x >> ../ran; echo "done $X $Y"; (exit 3)',
     "echo $? $X $Y ${PWD##*/}",
 )
@@ -34,13 +35,20 @@ COMMANDS = (
 async def main(home: Path, workspace: Path, url: str, kind: str) -> None:
     database = Database(url)
     store = SqlSessionStore(database)
-    async with Engine(store, SupervisorClient(home, idle_s=1.0), backend_of(kind, workspace), home=home) as engine:
+    client = SupervisorClient(home, idle_s=1.0, crash_dir=str(home / "crash"))
+    async with Engine(store, client, backend_of(kind, workspace), home=home) as engine:
         shells = PersistentShells(engine)
         spec = shell_command(workspace=engine.workspace, limits=engine.limits)
         grant = grant_by_operator(proposal_for(spec, engine.backend), "test")
         started = await shells.start(grant, call(home, 0))
-        for number, command in enumerate(COMMANDS, 1):
+        # With other options than before, the worker gives the shell the command, and not the supervisor.
+        changed = "; set -u" if any((home / "crash").glob("shell.*")) else ""
+        for number, command in enumerate((COMMANDS[0].format(changed), *COMMANDS[1:]), 1):
             if number == 2:
+                for armed in (home / "crash").glob("worker.*"):
+                    # A point of the supervisor, which is to kill this process there.
+                    armed.write_text(f"kill {os.getpid()}")
+                    armed.rename(armed.with_name(armed.name.removeprefix("worker.")))
                 crashpoints.arm_from(str(home / "crash"))
             try:
                 done = await shells.exec(started.session.id, command, call(home, number))

@@ -7,6 +7,7 @@ store is one transaction; a cancelled call leaves its transaction complete or no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -212,6 +213,17 @@ class Unwatched(SessionWatch):
     def ended(self, session: Session) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Then:
+    """A second input: `data`, written with `key` once `asks` + `says` + BEL was printed; over at `done` and BEL."""
+
+    asks: bytes
+    says: bytes
+    data: bytes
+    key: str
+    done: bytes
+
+
 class SupervisorPort(Protocol):
     """The supervisor, in its wire types; `SupervisorClient` implements it.
 
@@ -267,11 +279,13 @@ class SupervisorPort(Protocol):
         key: str = "",
         beyond: int | None = None,
         timeout_s: float = 0.0,
+        then: Then | None = None,
     ) -> Message:
         """Write input, at most once for a key; answers `accepted` and `total` (bytes), `eof` and `closed`.
 
         With `beyond` the answer comes when the output exceeds so many bytes, when the session has ended, or `timeout_s`
-        seconds after the write.
+        seconds after the write. With `then` too, it comes when that is done or cannot be: it has `given`, and mostly
+        `printed` with the output from offset `at` on; a supervisor of an earlier version knows no `then`.
 
         Raises:
             TaskCompleted: The session has ended; nothing was written.

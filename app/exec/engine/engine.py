@@ -35,6 +35,7 @@ from shellback.exec.core.model import (
 )
 from shellback.exec.core.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
 from shellback.exec.core.threads import cancelled
+from shellback.exec.engine.behind import Behind
 from shellback.exec.engine.ends import Ends, Losses, Recovery
 from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.waiting import Outcome, Waiting, give_up, joined, takes_input, waiting
@@ -77,6 +78,7 @@ class Engine:
         self.limits = limits or Limits()
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
+        self.behind = Behind(store)
         self.links = links(self.workspace, Path(home) / layout.SESSIONS)
         self.supervised = Supervised(supervisor)
         self._sessions = f"{home}/{layout.SESSIONS}"
@@ -118,6 +120,7 @@ class Engine:
             return
         self.started = False
         await cancelled(self._later)
+        await self.behind.stop()
         await self._ends.stop()
         await self.supervised.port.close()
         self._unlinked.close()

@@ -50,15 +50,17 @@ class ExecRegistry:
             told(session)
         return entry
 
-    async def get(self, session_id: str, conversation_id: str | None = None) -> Session:
+    async def get(self, session_id: str, conversation_id: str | None = None, *, remembered: bool = False) -> Session:
         """The session as it is now, if it is of `conversation_id` (None: of any).
+
+        With `remembered` a live one is as this process saw it last, for calls that a supervisor refuses after its end.
 
         Raises:
             SessionNotFound: There is none, or it belongs to another conversation.
         """
         entry = self._cached.get(SessionId(session_id))
         session = entry.session if entry else None
-        if session is None or session.live:
+        if session is None or (session.live and not remembered):
             session = await self._store.get(SessionId(session_id))
         if session is None or (conversation_id is not None and session.conversation_id != conversation_id):
             raise SessionNotFound(session_id)

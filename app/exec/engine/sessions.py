@@ -179,6 +179,7 @@ class Sessions:
 
     async def unfinished(self, session: Session, *, besides: str = "") -> str | None:
         """The unfinished line of earlier calls, except `besides`; "" if there is none, None if unknown."""
+        await self._engine.behind.settled(session.id)
         before = await self._engine.store.typed_last(session.id, besides=besides)
         if before is None:
             return "" if session.pty else None  # it may have been started with input of its own

@@ -11,6 +11,7 @@ from typing import Final, cast
 from shellback.exec.core import answers
 from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.errors import InputUnknown, InvalidCommand, SupervisorUnreachable
+from shellback.exec.core.ports import Then
 from shellback.exec.link import reaching
 from shellback.exec.link.reaching import Connection, Lost, Reaching
 from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
@@ -77,12 +78,17 @@ class SupervisorClient(Reaching):
         key: str = "",
         beyond: int | None = None,
         timeout_s: float = 0.0,
+        then: Then | None = None,
     ) -> Message:
         """See `SupervisorPort.write`; waits at most a second for a full input."""
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         if beyond is not None:
             message |= {"beyond": beyond, "timeout_s": timeout_s}
+        if then is not None:
+            texts = {"asks": then.asks, "says": then.says, "data": then.data, "done": then.done}
+            coded = {name: base64.b64encode(one).decode() for name, one in texts.items()}
+            message["then"] = {**coded, "key": then.key}
         limit_s = reaching.NO_ANSWER_S + timeout_s
         connection = await self._connected()
         try:
@@ -168,4 +174,7 @@ class SupervisorClient(Reaching):
 
 
 def _outcome(answer: Message) -> Message:
-    return {name: answer[name] for name in ("accepted", "total", "eof", "closed")}
+    outcome = {name: answer[name] for name in ("accepted", "total", "eof", "closed")}
+    if "printed" in answer:
+        outcome |= {"at": answer["at"], "printed": base64.b64decode(answer["printed"])}
+    return outcome | ({"given": answer["given"]} if "given" in answer else {})

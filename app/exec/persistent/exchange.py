@@ -11,18 +11,30 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from shellback.exec.core import limits
 from shellback.exec.core.answers import Look
 from shellback.exec.core.errors import ExecError, InputUnknown, InvalidCommand, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import CallKey, Session
+from shellback.exec.core.ports import Then
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.waiting import judged, look_at
-from shellback.exec.log.output import OutputLog
+from shellback.exec.log.output import OutputLog, Slice
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import payload
-from shellback.exec.persistent.marks import OPEN, Mark, Names, Reader, last_mark, mark_named, without
+from shellback.exec.persistent.marks import (
+    OPEN,
+    Mark,
+    Names,
+    Reader,
+    asking,
+    last_mark,
+    mark_named,
+    opening,
+    without,
+)
 from shellback.exec.persistent.payload import KNOWN, Bounds, Frame
 from shellback.exec.wire.crashpoints import reach
 
@@ -43,6 +55,15 @@ class ShellBusy(InvalidCommand):
     """Raised when a shell cannot take a command because another one runs in it; the message has the remedy."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """With what a shell will ask for its next command, if nothing changes; `at` is where its last one ended."""
+
+    at: int
+    status: int
+    options: str
+
+
 class Exchange:
     """One command of one call. Cancelling leaves the command running; a repeat of the call finds it."""
 
@@ -53,10 +74,17 @@ class Exchange:
         self._follower = Follower(engine, session)
         self._log = self._follower.out
         self._tries = ""
+        self._come: list[Mark] = []
+        self.options: str | None = None
+        """The shell's options, once it has asked."""
+        self.printed: tuple[int, bytes] = 0, b""
+        """Output that the supervisor sent along, and its offset in the log, which has no holes then."""
         self.frame = _frame(names, session, key)
 
-    async def run(self, command: str, bounds: Bounds, *, timeout_s: float) -> Outcome:
+    async def run(self, command: str, bounds: Bounds, *, timeout_s: float, foreseen: Foreseen | None = None) -> Outcome:
         """Have the shell run a command.
+
+        With `foreseen` the supervisor types the payload, if the shell asks just so.
 
         Raises:
             ShellBusy: The shell does not ask for it; nothing has run.
@@ -66,18 +94,45 @@ class Exchange:
         until = time.monotonic() + timeout_s
         # The second time for an unfinished line that somebody has typed: it swallowed the first.
         last = time.monotonic() + READY_S
-        asked = await self._asked(READY_S) or await self._asked(last - time.monotonic())
+        asked = await self._asked(
+            READY_S, foreseen and self._then(command, bounds, foreseen), foreseen
+        ) or await self._asked(last - time.monotonic())
         if asked is None:
             raise ShellBusy(
                 f"shell {self._session.id} does not ask for a command, so nothing was run: it is stopped, or does "
                 "something before it prompts; read what it shows, or kill it and start another"
             )
-        reach("shell.asked")
-        reader, ready = asked
-        what = payload.payload(command, self.frame, bounds, status=ready.status or 0, options=ready.options)
-        await self._type(what, "2", reader.size + 2 * _MARK)
+        reader, ready, given = asked
+        self.options = ready.options
+        if not given:
+            reach("shell.asked")
+            what = payload.payload(
+                command, self.frame, bounds, status=ready.status or 0, options=ready.options, library=ready.library
+            )
+            await self._type(what, "2", reader.size + 2 * _MARK)
         reach("shell.given")
         return await self._followed(reader, until, until_input=True, asked=True)
+
+    def shown(self, done: Outcome) -> Slice | None:
+        """The output of a command, if all of it was sent along and is short; else it is in the log."""
+        at, data = self.printed
+        if done.start < at or done.end > at + len(data) or done.end - done.start > limits.RESULT_CHARS:
+            return None
+        text = self._log.text_of(data[done.start - at : done.end - at])
+        length = done.end - done.start
+        return Slice(text=text, start=done.start, end=done.end, bytes_total=at + len(data), bytes_shown=length)
+
+    def _then(self, command: str, bounds: Bounds, foreseen: Foreseen) -> Then:
+        status, options = foreseen.status, foreseen.options
+        library = payload.library(self.frame, bounds)
+        what = payload.payload(command, self.frame, bounds, status=status, options=options, library=library)
+        return Then(
+            asks=opening("R", self.frame.ready),
+            says=asking(status, options, library),
+            data=what,
+            key=f"{self._key}.2",
+            done=opening("E", self.frame.end),
+        )
 
     async def before(self, *, timeout_s: float) -> Outcome | None:
         """Continue an earlier execution of the call; None if none of its input ever ran or will run.
@@ -119,6 +174,7 @@ class Exchange:
         asked = await self._asked(START_S)
         if asked is None:
             raise ShellBusy(f"shell {self._session.id} does not answer; kill it and start another")
+        self.options = asked[1].options
         await self._type(payload.setup(self.frame, bounds, prompt=prompt), "2")
         return await self._followed(asked[0], until, until_input=False, asked=True)
 
@@ -127,19 +183,31 @@ class Exchange:
         if listens(self._log):
             await self._interrupt()
 
-    async def _asked(self, patience_s: float) -> tuple[Reader, Mark] | None:
-        """Type the trigger and wait for R; None where the shell does not ask, and does not wait for more any longer."""
-        reader = Reader(self._log, self._log.size())
+    async def _asked(
+        self, patience_s: float, then: Then | None = None, foreseen: Foreseen | None = None
+    ) -> tuple[Reader, Mark, bool] | None:
+        """Type the trigger and wait for R; None where the shell does not ask, and does not wait for more any longer.
+
+        The last value is whether the supervisor has typed the payload.
+        """
+        reader = Reader(self._log, self._log.size() if foreseen is None else foreseen.at)
         line = payload.trigger(self.frame.ready)
-        await self._type(line, f"1{self._tries}", reader.size + len(line) + _MARK)
+        answer = await self._type(line, f"1{self._tries}", reader.size + len(line) + _MARK, then)
         reach("shell.typed")
+        given = bool(answer.get("given"))
+        come: list[Mark] | None = None
+        if "printed" in answer:
+            self.printed = answer["at"], answer["printed"]
+            come = reader.given(*self.printed)
         self._tries = secrets.token_hex(4)
         until = time.monotonic() + patience_s
         swallowed = False
         while (left := until - time.monotonic()) > 0:
-            for mark in await reader.marks():
+            marks, come = come if come is not None else await reader.marks(), None
+            for number, mark in enumerate(marks, 1):
                 if mark.name == self.frame.ready:
-                    return reader, mark
+                    self._come = marks[number:]
+                    return reader, mark, given
             if swallowed:
                 break
             grown = await self._follower.grown(reader.size, timeout_s=min(left, _SWALLOWED_S))
@@ -156,11 +224,15 @@ class Exchange:
         await self._type(_INTERRUPT, secrets.token_hex(4))
         await self._follower.grown(size, rest_s=_SETTLED_S, timeout_s=1.0)
 
-    async def _type(self, data: bytes, which: str, beyond: int | None = None) -> None:
+    async def _type(
+        self, data: bytes, which: str, beyond: int | None = None, then: Then | None = None
+    ) -> dict[str, Any]:
         """Type `data`, and wait shortly for output `beyond` an offset: mostly all of it comes then."""
         key = CallKey(f"{self._key}.{which}")
         try:
-            await self._engine.supervised.port.write(self._session.id, data, key=key, beyond=beyond, timeout_s=_SOON_S)
+            return await self._engine.supervised.port.write(
+                self._session.id, data, key=key, beyond=beyond, timeout_s=_SOON_S, then=then
+            )
         except (TaskCompleted, InvalidCommand):
             raise await self._gone() from None
         except SupervisorUnreachable:
@@ -181,7 +253,7 @@ class Exchange:
         return TaskCompleted(session.id, "the shell has ended; start another")
 
     async def _followed(self, reader: Reader, until: float, *, until_input: bool, asked: bool = False) -> Outcome:
-        course = Course(self._engine, self._session, self.frame, reader, self._follower, asked)
+        course = Course(self._engine, self._session, self.frame, reader, self._follower, asked, self._come)
         done = await course.run(until, until_input=until_input)
         if done.how == "unheard":
             raise ShellBusy(
@@ -234,7 +306,7 @@ class Outcome:
 class Course:
     """Follows one command from what the reader has read on. It waits for output, the end, or a moment to look.
 
-    `_asked` is whether the shell has asked for the command already.
+    `_asked` is whether the shell has asked for the command already, `_come` the marks that were read after that.
     """
 
     _engine: Engine
@@ -243,6 +315,7 @@ class Course:
     _reader: Reader
     _follower: Follower
     _asked: bool
+    _come: list[Mark]
     _start: int | None = None
     _prompt: Mark | None = None
     _outer: int | None = None
@@ -275,7 +348,8 @@ class Course:
 
     async def _taken(self) -> Outcome | None:
         """Process new marks; returns the outcome if one of them ends the command."""
-        for mark in await self._reader.marks():
+        come, self._come = self._come, []
+        for mark in come or await self._reader.marks():
             if mark.name == self._frame.ready:
                 self._asked = True
             elif mark.name == self._frame.start and self._start is None:

@@ -13,7 +13,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.waiting import look_at
 from shellback.exec.log.output import OutputLog
-from shellback.exec.persistent.exchange import Outcome, prompts, reads_commands, ready, rests, runs
+from shellback.exec.persistent.exchange import Foreseen, Outcome, prompts, reads_commands, ready, rests, runs
 from shellback.exec.persistent.marks import Reader, last_mark
 from shellback.exec.persistent.payload import Frame
 
@@ -36,7 +36,7 @@ class _Pending:
 class Known:
     """One shell: whether a call is about to use it, where its last command ended, and what runs on in it.
 
-    `kept` is the last directory that it told.
+    `kept` is the last directory that it told, `foreseen` how it asks for the next command if nothing changes.
     """
 
     def __init__(self, engine: Engine, session: Session) -> None:
@@ -49,12 +49,17 @@ class Known:
         self._pending: _Pending | None = None
         self.busy = False
         self.kept = ""
+        self.foreseen: Foreseen | None = None
 
-    def note(self, done: Outcome, frame: Frame) -> None:
-        """Remember the outcome of a command."""
+    def note(self, done: Outcome, frame: Frame, options: str | None) -> None:
+        """Remember the outcome of a command, and the options with which the shell had asked for it."""
         self._told = done.upto
         self.kept = done.cwd or self.kept
-        self._rested = done.upto if done.how == "ended" else None
+        ended = done.how == "ended"
+        self._rested = done.upto if ended else None
+        self.foreseen = None
+        if ended and options is not None and done.status is not None:
+            self.foreseen = Foreseen(at=done.upto, status=done.status, options=options)
         runs = done.how in {"timeout", "waiting"}
         self._pending = _Pending(frame, Reader(self.log, done.upto)) if runs else None
 

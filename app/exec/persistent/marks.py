@@ -39,8 +39,8 @@ _NAME: Final = 32
 _BETWEEN: Final = b"\x1f"
 """Between two directories; quoted, none of them has it."""
 _MARK: Final = re.compile(rb"\x1b\]7770;([RSEPC]);([0-9a-f]{32});?([^\x07\x1b]{0,%d})\x07" % LONGEST)
-_ASKED: Final = re.compile(rb"[0-9]{1,3};[A-Za-z]*'")
-"""The text of R: last status and shell options."""
+_ASKED: Final = re.compile(rb"[0-9]{1,3};[A-Za-z]*(?:;[0-9a-f]*)?'")
+"""The text of R: last status, shell options, and the shell's library, which earlier versions did not have."""
 TRIGGER: Final = re.compile(rb" IFS= \\builtin read -rsd [^\n]{0,400}?\"\$__sb\"\r?\n")
 """Our line as the terminal echoes it."""
 
@@ -63,7 +63,16 @@ class Mark(NamedTuple):
     @property
     def options(self) -> str:
         """The shell's options, as R tells them."""
-        return self.said.partition(b";")[2].rstrip(b"'").decode("ascii", "replace")
+        return self._asked[1]
+
+    @property
+    def library(self) -> str:
+        """The name of the shell's library, as R tells it."""
+        return self._asked[2]
+
+    @property
+    def _asked(self) -> list[str]:
+        return [*self.said.rstrip(b"'").decode("ascii", "replace").split(";"), "", ""]
 
     @property
     def places(self) -> tuple[str, str]:
@@ -73,6 +82,16 @@ class Mark(NamedTuple):
         """
         cwd, _, left = self.said.partition(b";")[2].partition(_BETWEEN)
         return unquoted(cwd).decode("utf-8", "replace"), unquoted(left).decode("utf-8", "replace")
+
+
+def opening(kind: str, name: str) -> bytes:
+    """How a mark with this name begins."""
+    return b"%b%b;%b;" % (OPEN, kind.encode(), name.encode())
+
+
+def asking(status: int, options: str, library: str) -> bytes:
+    """The text of R; BEL follows."""
+    return f"{status};{options};{library}'".encode()
 
 
 def found_in(data: bytes, at: int = 0) -> list[Mark]:
@@ -203,8 +222,15 @@ class Reader:
                 found += await asyncio.to_thread(self._piece, _LARGE)
         return found
 
+    def given(self, at: int, data: bytes) -> list[Mark]:
+        """The marks in all output from `at` to now, which somebody else has read."""
+        self.at = at
+        return self._found(data)
+
     def _piece(self, most: int) -> list[Mark]:
-        data = self._log.piece(self.at, most)
+        return self._found(self._log.piece(self.at, most))
+
+    def _found(self, data: bytes) -> list[Mark]:
         self.size = self.at + len(data)
         found = found_in(data, self.at) if OPEN in data else []
         rest = found[-1].end - self.at if found else 0

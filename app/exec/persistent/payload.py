@@ -6,11 +6,16 @@ that an alias could change are quoted. Our output goes to the terminal, even if 
 of traps and of `set -x` about our commands is discarded. The command runs as if it had been typed: in no function, with
 the previous command's status in `$?`. An unfinished command would continue into our own words. So another bash parses
 it first; if that bash refuses the command, no part of the command runs.
+
+Bash reads the payload byte by byte, which takes longer than all else. So the texts that are the same for each command
+are in an array of the shell, the library, and the payload evaluates them. R tells which library a shell has; one that
+has none, or another, is given it first. A command can change the library, as it can change any builtin of its shell.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,26 +60,29 @@ class Bounds:
 
 
 def trigger(ready: str) -> bytes:
-    """The trigger line; when the shell reads the payload, R reports the last status and the shell's options."""
+    """The trigger line; when the shell reads the payload, R reports its last status, its options and its library."""
     return (
-        f" IFS= \\builtin read -rsd $'\\1' -p $'\\e]7770;R;{ready};'\"${{__sq-$?}};$-\"$'\\'\\a' __sb 2>/dev/tty"
-        '&&{ \\builtin set +vx;} 2>/dev/null&&\\builtin eval "$__sb"\n'
+        f" IFS= \\builtin read -rsd $'\\1' -p $'\\e]7770;R;{ready};'\"${{__sq-$?}};$-;${{__sp-}}\"$'\\'\\a' __sb"
+        ' 2>/dev/tty&&{ \\builtin set +vx;} 2>/dev/null&&\\builtin eval "$__sb"\n'
     ).encode("ascii")
 
 
-def payload(command: str, frame: Frame, bounds: Bounds, *, status: int, options: str) -> bytes:
-    """The payload of a command. `status` and `options` are from R: when the command starts, both are as before."""
-    before = b"\\builtin unset __sb;" + _begun(frame.start, status, options) + b"\n"
+def payload(command: str, frame: Frame, bounds: Bounds, *, status: int, options: str, library: str = "") -> bytes:
+    """The payload of a command. The last three are from R: when the command starts, the first two are as before."""
     # Without this line, `set -e` and traps on ERR would act on the status of `eval`, where the command's is exempt.
-    after = b"" if "v" in options or "<<" in command else b"\n\n{ __sq=$?;} >/dev/null 2>&1"
-    run = b'\\builtin eval %b"$__sb"%b' % (quoted(before), quoted(after))
+    after = b"" if "v" in options or "<<" in command else b"${__sp[4]}"
+    run = b'\\builtin eval "${__sp[2]}"%b"${__sp[3]}"%b"$__sb%b"' % (
+        frame.start.encode(),
+        quoted(_restored(status, options) + b"\n"),
+        after,
+    )
     if unfinished(command):
         refused = b"%b;%b||__sq=2;\\builtin unset __sb" % (_mark("S", frame.start), _CHECKED)
         run = b"if %b 2>/dev/null;then %b;else %b;fi" % (_CHECKED, run, refused)
-    return b"__sb=%b;\\builtin unset __sq;%b%b%b;%b%b" % (
+    # Where the hooks cannot be set, nothing runs: the next P mark then says that the shell has not begun the command.
+    return b'%b__sb=%b;\\builtin eval "${__sp[1]}"&&{ %b;%b;}%b' % (
+        _installed(frame, bounds, library),
         quoted(command.encode("utf-8", "surrogateescape")),
-        _hooked(frame.prompt),
-        _REMEMBERED,
         run,
         _ended(frame, bounds),
         END,
@@ -87,7 +95,8 @@ def setup(frame: Frame, bounds: Bounds, *, prompt: str) -> bytes:
         b"\\builtin history -c;HISTFILE= HISTCONTROL=ignorespace;\\builtin export HISTFILE HISTCONTROL;PS1=%b"
         % quoted(prompt.encode())
     )
-    return b"\\builtin unset __sb;%b%b;%b\n%b%b" % (
+    return b"\\builtin unset __sb;%b%b%b;%b\n%b%b" % (
+        _installed(frame, bounds, ""),
         _hooked(frame.prompt),
         inner,
         _mark("S", frame.start),
@@ -101,8 +110,8 @@ def _mark(kind: str, name: str) -> bytes:
     return f"\\builtin printf '\\e]7770;{kind};{name}\\a%s' ''>/dev/tty".encode("ascii")
 
 
-def _begun(name: str, status: int, options: str) -> bytes:
-    parts = [_mark("S", name)]
+def _restored(status: int, options: str) -> bytes:
+    parts = [b""]
     modes = "".join(option for option in options if option in "vx")
     if modes:
         parts.append(f"{{ \\builtin set -{modes};}} 2>/dev/null".encode("ascii"))
@@ -110,6 +119,37 @@ def _begun(name: str, status: int, options: str) -> bytes:
         # No command may fail here: with `set -e`, a failure would end the shell.
         parts.append(f"{{ (\\builtin exit {status})&&:;}} 2>/dev/null".encode("ascii"))
     return b";".join(parts)
+
+
+def library(frame: Frame, bounds: Bounds) -> str:
+    """The name of the library that a shell of this session has after its first payload."""
+    return _library(frame.prompt, tuple(bounds.roots))[0]
+
+
+def _installed(frame: Frame, bounds: Bounds, has: str) -> bytes:
+    """Give the shell the library, unless it has it."""
+    name, text = _library(frame.prompt, tuple(bounds.roots))
+    return b"" if name == has else text
+
+
+@functools.lru_cache(maxsize=256)
+def _library(prompt: str, roots: tuple[str, ...]) -> tuple[str, bytes]:
+    """The name of the library of one session, and the text that installs it; an array is not exported.
+
+    Its parts: its name; what is done before a command; what is around the name of S; what follows the command; what is
+    done after it. The name of E comes only after the command, which must not see it.
+    """
+    begin, end = _mark("S", "\n").split(b"\n")
+    parts = [
+        b"\\builtin unset __sq;%b%b" % (_hooked(prompt), _REMEMBERED),
+        b"\\builtin unset __sb;" + begin,
+        end,
+        b"\n\n{ __sq=$?;} >/dev/null 2>&1",
+        _told(roots),
+    ]
+    words = b" ".join(map(quoted, parts))
+    name = hashlib.sha256(words).hexdigest()[:8]
+    return name, b"__sp=(%b %b);" % (name.encode(), words)
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,24 +169,30 @@ def _hooked(name: str) -> bytes:
 
 
 def _ended(frame: Frame, bounds: Bounds) -> bytes:
-    """Print E; before that, move the shell back if it has left its allowed directories.
+    # The status is kept in a variable: if it were returned, `set -e` and traps would see another failure.
+    return b'{ __sq=${__sq-$?} __sn=%b __sk=%b;\\builtin eval "${__sp[5]}";} >/dev/null 2>&1' % (
+        frame.end.encode(),
+        quoted(os.fsencode(bounds.back)),
+    )
+
+
+def _told(roots: Sequence[str]) -> bytes:
+    """Print E with the name `__sn`; before that, move the shell back to `__sk` if it has left its allowed directories.
 
     The physical directory counts: a symlink can lead out as `..` does.
     """
-    inside = b"|".join(b"%b|%b" % (quoted(root), _below(root)) for root in map(os.fsencode, bounds.roots))
-    back, root = quoted(os.fsencode(bounds.back)), quoted(os.fsencode(bounds.roots[0]))
+    inside = b"|".join(b"%b|%b" % (quoted(root), _below(root)) for root in map(os.fsencode, roots))
     return b"".join(
         [
-            b"{ __sq=${__sq-$?} __sl=${PWD-} __so=${OLDPWD-};",
+            b"__sl=${PWD-} __so=${OLDPWD-};",
             b'if \\builtin cd -P .;then case $PWD in %b) \\builtin cd -L "$__sl"||' % inside,
             b"%b;%b;__sl=;;" % (_AS_IT_WAS, _BEFORE),
-            b"*) __sl=$PWD;\\builtin cd %b||\\builtin cd %b||:;OLDPWD=$PWD;;esac;else __sl=;fi;" % (back, root),
+            b'*) __sl=$PWD;\\builtin cd "$__sk"||\\builtin cd %b||:;OLDPWD=$PWD;;esac;else __sl=;fi;'
+            % quoted(os.fsencode(roots[0])),
             # A directory whose path is longer than the kernel accepts is not reported.
             b"__so=$PWD;case $((${#__so}>4095)) in 1)__so=;;esac;case $((${#__sl}>4095)) in 1)__sl=...;;esac;",
-            b"\\builtin printf '\\e]7770;E;%b;%%s;%%q\\037%%q\\a' " % frame.end.encode(),
-            b'"$__sq" "$__so" "$__sl">/dev/tty;',
-            # The status is kept in a variable: if it were returned, `set -e` and traps would see another failure.
-            b"\\builtin unset __sl __so;} >/dev/null 2>&1",
+            b"\\builtin printf '\\e]7770;E;%s;%s;%q\\037%q\\a' ",
+            b'"$__sn" "$__sq" "$__so" "$__sl">/dev/tty;\\builtin unset __sl __so __sn __sk',
         ]
     )
 

@@ -22,6 +22,7 @@ from shellback.exec.core.model import SHELL, CallKey, CallOrigin, CommandSpec, E
 from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Listed, Sessions
+from shellback.exec.log.output import Slice
 from shellback.exec.persistent import telling
 from shellback.exec.persistent.exchange import Exchange, Outcome, ShellBusy
 from shellback.exec.persistent.known import Known
@@ -35,6 +36,8 @@ from shellback.exec.wire.crashpoints import reach
 
 IDLE_S: Final = 1800.0
 TIMEOUT_S: Final = 30.0
+_BEHIND: Final = 64 * 1024
+"""Bytes of output up to which the outcome is recorded behind the answer; more could drop its marks from the log."""
 
 
 class PersistentShells:
@@ -74,7 +77,7 @@ class PersistentShells:
         session = await self._engine.registry.get(session.id)
         if begun is None or session.end is not None:
             return Started(session=session, output=(await known.log.ends()).text)
-        known.note(begun, exchange.frame)
+        known.note(begun, exchange.frame, exchange.options)
         self.expiry.watch(session.id, self._idle_s)
         prompt, upto = await telling.prompt(self._engine, session, begun.upto)
         known.told(upto)
@@ -107,21 +110,24 @@ class PersistentShells:
         """
         check_line(command, timeout_s, self._engine.limits)
         key = call_key(origin)
-        session = await self.get(session_id, origin.conversation_id, ended=True)
+        # The supervisor refuses the input if the shell has ended meanwhile.
+        session = await self.get(session_id, origin.conversation_id, ended=True, remembered=True)
+        shown: Slice | None = None
         with self._held(session) as known:
+            await self._engine.behind.settled(session.id, key)
             recorded = await self._engine.store.begin_call(
                 act_of(origin, session.id, tool, "typed" if by_model else "fed", granted_by=granted_by, digest=digest)
             )
             if not recorded:
                 again = recorded is not None
-                recorded = await self._executed(session, known, key, command, timeout_s, again=again)
+                recorded, shown = await self._executed(session, known, key, command, timeout_s, again=again)
         if "ended" in recorded:
             raise TaskCompleted(session.id, str(recorded["ended"]))
         if "refused" in recorded:
             raise (InputUnknown if recorded["unknown"] else ShellBusy)(str(recorded["refused"]))
         if recorded["how"] == "gone":
             session = await self._engine.registry.get(session.id)
-        executed = await telling.executed(self._engine, session, recorded, command, raw=raw)
+        executed = await telling.executed(self._engine, session, recorded, command, raw=raw, shown=shown)
         found = () if self._engine.inspector is None else await self._engine.inspector.look(session.id)
         return replace(executed, note=" ".join((*(f"{one}." for one in found), executed.note))) if found else executed
 
@@ -143,7 +149,7 @@ class PersistentShells:
         running, status = await known.pending(session)
         return Read(
             session=session,
-            output=await telling.shown(known.log, start, end, raw=raw),
+            output=await telling.piece(known.log, start, end, raw=raw),
             alive=session.end is None,
             running=running and session.end is None,
             exit_code=status,
@@ -170,15 +176,19 @@ class PersistentShells:
         self.expiry.forget(session.id)
         return await Sessions(self._engine, origin.conversation_id).kill(session.id, origin)
 
-    async def get(self, session_id: str, conversation_id: str | None, *, ended: bool = False) -> Session:
+    async def get(
+        self, session_id: str, conversation_id: str | None, *, ended: bool = False, remembered: bool = False
+    ) -> Session:
         """The shell as it is now, one that runs unless `ended`. Counts as a use of it; one that is due expires.
+
+        `remembered` is that of `ExecRegistry.get`.
 
         Raises:
             InvalidCommand: The session is no shell.
             TaskCompleted: It has ended, and was not to have.
             SessionNotFound: There is none here.
         """
-        session = await self._engine.registry.get(session_id, conversation_id)
+        session = await self._engine.registry.get(session_id, conversation_id, remembered=remembered)
         if session.kind != SHELL:
             raise InvalidCommand(f"session {session_id} is no shell; the process tools are for it")
         if session.end is None and self._left_of(session) <= 0:
@@ -250,34 +260,45 @@ class PersistentShells:
 
     async def _executed(
         self, session: Session, known: Known, key: CallKey, command: str, timeout_s: float, *, again: bool
-    ) -> Mapping[str, Any]:
+    ) -> tuple[Mapping[str, Any], Slice | None]:
+        """What is recorded of the call, and its output if that need not be read."""
         begun = time.monotonic()
         exchange = Exchange(self._engine, session, self._names, key)
         facts: dict[str, object]
+        held, shown = False, None
         try:
             done = await exchange.before(timeout_s=timeout_s) if again else None
             if done is None:
                 done = await self._run(session, known, exchange, command, timeout_s)
-            known.note(done, exchange.frame)
+            known.note(done, exchange.frame, exchange.options)
             took_ms = round((time.monotonic() - begun) * 1000)
             # The output itself stays in the log.
             facts = {**asdict(done), "cwd": done.cwd or await known.place(), UNFINISHED: "", "took_ms": took_ms}
+            shown = exchange.shown(done)
+            # Then the marks in the log hold the outcome: a repeat of the call finds them there.
+            held = done.how == "ended" and done.upto - done.start <= _BEHIND
         except (ShellBusy, InputUnknown) as error:
             facts = {"refused": str(error), "unknown": isinstance(error, InputUnknown)}
         except TaskCompleted as error:
-            facts = {"ended": error.end}
+            session = await self._engine.registry.get(session.id)
+            facts = {"ended": error.end if session.end is None else telling.how_ended(session, self._idle_s)}
         reach("shell.told")
-        await self._engine.store.end_call(key, facts)
-        return facts
+        if held:
+            await self._engine.behind.end_call(key, session.id, facts)
+        else:
+            await self._engine.store.end_call(key, facts)
+        return facts, shown
 
     async def _run(self, session: Session, known: Known, exchange: Exchange, command: str, timeout_s: float) -> Outcome:
         if session.end is not None:
             raise TaskCompleted(session.id, telling.how_ended(session, self._idle_s))
+        foreseen = known.foreseen
         if not known.rests():
+            foreseen = None
             if not await known.ready():
                 raise ShellBusy(telling.BUSY.format(session.id))
             await exchange.clear()
-        return await exchange.run(command, self._bounds(session, known), timeout_s=timeout_s)
+        return await exchange.run(command, self._bounds(session, known), timeout_s=timeout_s, foreseen=foreseen)
 
     def _bounds(self, session: Session, known: Known) -> Bounds:
         inner = self._engine.backend.inner

@@ -25,15 +25,15 @@ _PROMPT_S: Final = 0.5
 
 
 async def executed(
-    engine: Engine, session: Session, recorded: Mapping[str, Any], command: str, *, raw: bool
+    engine: Engine, session: Session, recorded: Mapping[str, Any], command: str, *, raw: bool, shown: Slice | None
 ) -> Executed:
-    """The result from the record of the call, with the command's output from the log."""
+    """The result from the record of the call, with the command's output: `shown`, or from the log."""
     log = engine.output(session)
     how, start, end = recorded["how"], int(recorded["start"]), int(recorded["end"])
-    shown_slice = await log.ends(start, end)
+    shown_slice = shown or await log.ends(start, end)
     whole = ""
     if raw:
-        text = await shown(log, start, end, raw=True)
+        text = await piece(log, start, end, raw=True)
         tail = "" if how != "ended" else (await prompt(engine, session, int(recorded["upto"])))[0]
         whole = f"{command}\r\n".replace("\r\n", "\n").replace("\n", "\r\n") + text + tail
     return Executed(
@@ -61,10 +61,10 @@ async def prompt(engine: Engine, session: Session, at: int) -> tuple[str, int]:
         if (grown.size <= size and without(log.piece(at, 4096))) or grown.ended:
             break
         size = grown.size
-    return await shown(log, at, size, raw=True), size
+    return await piece(log, at, size, raw=True), size
 
 
-async def shown(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
+async def piece(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
     """A range of the log as text, its middle left out where it is long; `raw` keeps control sequences but ours."""
     if not raw:
         return (await log.ends(start, end)).text

@@ -6,17 +6,22 @@ import asyncio
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shellback.exec.core.errors import TaskCompleted
 from shellback.exec.core.identity import call_key
 from shellback.exec.core.model import SessionState, WindowSize
+from shellback.exec.core.ports import Then
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.sessions import Sessions
 from shellback.exec.persistent import PersistentShells, ShellBusy
-from shellback.exec.persistent.marks import KEY_FILE, Names, found_in
+from shellback.exec.persistent.marks import KEY_FILE, Names, found_in, mark_named, opening
+from shellback.exec.persistent.payload import trigger
 from tests.execs import each_backend, origin
 from tests.shells import Shell, a_shell, started
-from tests.supervisors import cancelled
+from tests.supervisors import SOON, cancelled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures(each_backend.__name__)]
 
@@ -483,3 +488,70 @@ async def test_many_shells_are_apart(tmp_path: Path) -> None:
                 assert await shell.says(f"echo $X {turn}") == f"{number} {turn}\n"
 
         await asyncio.gather(*(hundred(shell, number) for number, shell in enumerate(shells)))
+
+
+async def test_an_outcome_that_the_log_has_is_recorded_behind_the_answer(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads outcomes waits for it; what only the record has is recorded before the answer."""
+    await shell.says("true")
+    taken, open_ = asyncio.Event(), asyncio.Event()
+    end_call = shell.engine.store.end_call
+
+    async def slow(*what: Any) -> None:
+        taken.set()
+        await open_.wait()
+        await end_call(*what)
+
+    monkeypatch.setattr(shell.engine.store, "end_call", slow)
+    call = origin()
+    assert (await shell.exec("echo once >>ran; echo x", call=call)).output == "x\n"
+    await taken.wait()
+    unfinished = asyncio.create_task(Sessions(shell.engine, "talk").unfinished(shell.session))
+    again = asyncio.create_task(shell.exec("echo once >>ran; echo x", call=call))
+    await asyncio.sleep(0)
+    assert await shell.engine.store.recalled(call_key(call)) == {}
+    assert not unfinished.done()
+    open_.set()
+    assert (await unfinished, (await again).output) == ("", "x\n")
+    assert (shell.engine.workspace / "ran").read_text() == "once\n"
+    await shell.engine.behind.stop()
+    open_.clear()
+    taken.clear()
+    late = asyncio.create_task(shell.exec("sleep 600", timeout_s=0.1))
+    await taken.wait()
+    await asyncio.sleep(0)
+    assert not late.done()
+    open_.set()
+    assert (await late).timed_out
+
+
+@pytest.mark.parametrize("change", ["set -x", "set -u", "(exit 3)", "exec bash --norc --noediting"])
+async def test_a_shell_is_given_a_command_only_as_it_asks_for_it(shell: Shell, change: str) -> None:
+    await shell.says("X=1")
+    before = await shell.exec(change)
+    done = await shell.exec("echo $? $-")
+    status = before.exit_code or 0
+    assert done.output.splitlines()[-1].split()[0] == str(status)
+    if change.startswith("set"):
+        assert change[-1] in done.output.split()[-1]
+    if change == "set -x":
+        assert "+ echo" in done.output
+    assert (await shell.exec("echo $?")).output.endswith("0\n")
+
+
+async def test_what_a_shell_asks_for_after_its_client_has_gone_is_not_typed(shell: Shell) -> None:
+    await shell.exec("mkfifo gate; cat gate", timeout_s=0.3)
+    ready, port = "0" * 32, shell.engine.supervised.port
+    then = Then(asks=opening("R", ready), says=b"", data=b"touch ran\x01", key="t.2", done=b"never")
+    typing = port.write(shell.id, trigger(ready), key="t.1", beyond=0, timeout_s=60.0, then=then)
+    waiting = asyncio.create_task(typing)
+    await asyncio.sleep(0)
+    assert await port.written(shell.id, "t.1") is not None
+    waiting.cancel()
+    await asyncio.to_thread((shell.engine.workspace / "gate").write_text, "")
+    async with asyncio.timeout(SOON):
+        while await mark_named(shell.log, ready) is None:
+            await Follower(shell.engine, shell.session).grown(shell.log.size(), timeout_s=1.0)
+    assert await port.written(shell.id, "t.2") is None
+    assert not (shell.engine.workspace / "ran").exists()

@@ -27,7 +27,14 @@ def calls(home: Path, workspace: Path, kind: str) -> tuple[int, list[list[object
 
 
 @pytest.mark.parametrize(
-    ("point", "kind"), [("shell.asked", "host"), ("shell.given", "bubblewrap"), ("shell.told", "host")]
+    ("point", "kind"),
+    [
+        ("shell.asked", "host"),
+        ("shell.given", "bubblewrap"),
+        ("shell.told", "host"),
+        ("worker.supervisor.asked_for", "host"),
+        ("worker.supervisor.handed", "bubblewrap"),
+    ],
 )
 def test_a_command_cut_off_anywhere_runs_once_and_is_told(tmp_path: Path, point: str, kind: str) -> None:
     if kind == "bubblewrap":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,7 @@ class _Waiter:
     earliest: float
     due: bool
     more: Message
+    heard: Callable[[], bool] | None
     timer: Timer = field(init=False)
 
 
@@ -36,8 +38,17 @@ class Growth:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
-    def wait(self, peer: Peer, message: Message, job: Job, more: Message | None = None) -> Message | None:
+    def wait(
+        self,
+        peer: Peer,
+        message: Message,
+        job: Job,
+        more: Message | None = None,
+        heard: Callable[[], bool] | None = None,
+    ) -> Message | None:
         """The answer if it can be given now; else None, and it is sent later with `more`, unless the peer withdraws.
+
+        With `heard`, it is sent once that is true; it is asked whenever there is more output.
 
         Raises Refused if this peer, or this session, has too many waiting requests.
         """
@@ -48,14 +59,14 @@ class Growth:
         timeout_s = max(rest_s, min(number_of(message, "timeout_s", 30.0), _LONGEST_S))
         rest_s = min(rest_s, timeout_s)
         size, err_size = _sizes(job)
-        due = size > beyond or err_size > err
+        due = heard is None and (size > beyond or err_size > err)
         if job.record is not None or (due and rest_s <= 0) or timeout_s <= 0:
             return sizes(job)
         number = message.get("id")
         if len(peer.waits) >= PER_CLIENT or len(job.waits) >= PER_SESSION or number in peer.waits:
             raise Refused("busy", "too many wait for output already")
         began = now()
-        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due, more or {})
+        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due, more or {}, heard)
         waiter.timer = self._loop.at(began + (rest_s if due else timeout_s), lambda: self._tell(waiter))
         peer.waits[number] = waiter
         job.waits.append(waiter)
@@ -67,7 +78,11 @@ class Growth:
             return
         at, (size, err) = now(), _sizes(job)
         # This runs on each read of output. Most requests wait for more, and cost almost nothing.
-        told = [one for one in job.waits if not one.due and (size > one.beyond or err > one.err_beyond)]
+        told = [
+            one
+            for one in job.waits
+            if not one.due and (one.heard() if one.heard else size > one.beyond or err > one.err_beyond)
+        ]
         for waiter in told:
             if at >= waiter.earliest:
                 self._tell(waiter)

@@ -10,11 +10,12 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from shellback.exec.supervisor.loop import IN, Timer
 from shellback.exec.supervisor.process import growth, peers, pty
 from shellback.exec.supervisor.process.channels import NO_DESCRIPTORS
+from shellback.exec.supervisor.process.handing import Handing
 from shellback.exec.supervisor.process.inputs import Told
 from shellback.exec.supervisor.process.job import LOSSES, Job, target_of
 from shellback.exec.supervisor.process.lifetimes import CONVERSATION, TURN
@@ -237,12 +238,19 @@ class Requests:
             "beyond": number_of(message, "beyond", 0),
             "timeout_s": number_of(message, "timeout_s", 0.0),
         }
+        then = message.get("then")
+        handing = Handing(cast("Message", then), job) if isinstance(then, dict) else None
 
         def told(outcome: Message) -> None:
+            heard = None
+            if handing is not None:
+                heard = handing.fulfilled
+                handing.told |= outcome
+                outcome = handing.told
             at_once = outcome["closed"] or not peer.open
             # If too many requests wait, the outcome is told at once.
             with contextlib.suppress(Refused):
-                at_once = at_once or self._sup.growth.wait(peer, wanted, job, outcome) is not None
+                at_once = at_once or self._sup.growth.wait(peer, wanted, job, outcome, heard) is not None
                 if not at_once:
                     return
             tell(outcome)
