@@ -17,7 +17,7 @@ from shellback.exec.core.ports import Then
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.persistent import PersistentShells, ShellBusy
-from shellback.exec.persistent.marks import KEY_FILE, Names, found_in, mark_named, opening
+from shellback.exec.persistent.marks import KEY_FILE, Names, found_in, last_mark, mark_named, opening
 from shellback.exec.persistent.payload import trigger
 from tests.execs import each_backend, origin
 from tests.shells import Shell, a_shell, started
@@ -542,8 +542,9 @@ async def test_a_shell_is_given_a_command_only_as_it_asks_for_it(shell: Shell, c
 
 async def test_what_a_shell_asks_for_after_its_client_has_gone_is_not_typed(shell: Shell) -> None:
     await shell.exec("mkfifo gate; cat gate", timeout_s=0.3)
-    ready, port = "0" * 32, shell.engine.supervised.port
-    then = Then(asks=opening("R", ready), says=b"", data=b"touch ran\x01", key="t.2", done=b"never")
+    ready, port, before = "0" * 32, shell.engine.supervised.port, last_mark(shell.log, "R")
+    assert before is not None
+    then = Then(asks=opening("R", ready), says=before.said, data=b"touch ran\x01", key="t.2", done=b"never")
     typing = port.write(shell.id, trigger(ready), key="t.1", beyond=0, timeout_s=60.0, then=then)
     waiting = asyncio.create_task(typing)
     await asyncio.sleep(0)
@@ -553,5 +554,8 @@ async def test_what_a_shell_asks_for_after_its_client_has_gone_is_not_typed(shel
     async with asyncio.timeout(SOON):
         while await mark_named(shell.log, ready) is None:
             await Follower(shell.engine, shell.session).grown(shell.log.size(), timeout_s=1.0)
+    asked = await mark_named(shell.log, ready)
+    assert asked is not None
+    assert asked.said == before.said
     assert await port.written(shell.id, "t.2") is None
     assert not (shell.engine.workspace / "ran").exists()
