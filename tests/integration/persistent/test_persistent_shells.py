@@ -505,25 +505,28 @@ async def test_an_outcome_that_the_log_has_is_recorded_behind_the_answer(
 
     monkeypatch.setattr(shell.engine.store, "end_call", slow)
     call = origin()
-    assert (await shell.exec("echo once >>ran; echo x", call=call)).output == "x\n"
-    await taken.wait()
-    unfinished = asyncio.create_task(Sessions(shell.engine, "talk").unfinished(shell.session))
-    again = asyncio.create_task(shell.exec("echo once >>ran; echo x", call=call))
-    await asyncio.sleep(0)
-    assert await shell.engine.store.recalled(call_key(call)) == {}
-    assert not unfinished.done()
-    open_.set()
-    assert (await unfinished, (await again).output) == ("", "x\n")
-    assert (shell.engine.workspace / "ran").read_text() == "once\n"
-    await shell.engine.behind.stop()
-    open_.clear()
-    taken.clear()
-    late = asyncio.create_task(shell.exec("sleep 600", timeout_s=0.1))
-    await taken.wait()
-    await asyncio.sleep(0)
-    assert not late.done()
-    open_.set()
-    assert (await late).timed_out
+    try:
+        assert (await shell.exec("echo once >>ran; echo x", call=call)).output == "x\n"
+        await taken.wait()
+        unfinished = asyncio.create_task(Sessions(shell.engine, "talk").unfinished(shell.session))
+        again = asyncio.create_task(shell.exec("echo once >>ran; echo x", call=call))
+        await asyncio.sleep(0)
+        assert await shell.engine.store.recalled(call_key(call)) == {}
+        assert not unfinished.done()
+        open_.set()
+        assert (await unfinished, (await again).output) == ("", "x\n")
+        assert (shell.engine.workspace / "ran").read_text() == "once\n"
+        await shell.engine.behind.stop()
+        open_.clear()
+        taken.clear()
+        late = asyncio.create_task(shell.exec("sleep 600", timeout_s=0.1))
+        await taken.wait()
+        await asyncio.sleep(0)
+        assert not late.done()
+        open_.set()
+        assert (await late).timed_out
+    finally:
+        open_.set()  # the engine waits for it when it stops
 
 
 @pytest.mark.parametrize("change", ["set -x", "set -u", "(exit 3)", "exec bash --norc --noediting"])
