@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaos.cells import cells, contained_cells, quick_cells, sandboxed_cells, watched_cells
+from chaos.cells import cells, contained_cells, foreground_cells, quick_cells, sandboxed_cells, watched_cells
 from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
@@ -93,6 +93,11 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         Row(cell, database)
         for number, database in enumerate([options.database] if options.database else REPEATS)
         for cell in watched_cells()[number :: 2 if options.quick else 1]
+    ]
+    rows += [
+        Row(cell, database)
+        for number, database in enumerate([options.database] if options.database else REPEATS)
+        for cell in foreground_cells()[number :: 2 if options.quick else 1]
     ]
     one = options.database or "sqlite"
     rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]

@@ -27,7 +27,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
 
-and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told).
+and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
+command in the foreground, whose end is told to its call before it is recorded (exit.told).
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ Moment = Literal["hired", "approved", "running"]
 KEPT_BY_TESTS: Final = ("retention.", "file.", "shell.", "supervisor.asked", "supervisor.answered", "supervisor.handed")
 OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
 """Only a process that somebody watches reaches these."""
+OF_CALLS: Final = ("exit.told",)
+"""Only a command that its call waits for reaches it."""
 OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
 """Only a start in a sandbox reaches these."""
 OF_CONTAINERS: Final = ("start.placed",)
@@ -52,7 +55,7 @@ OF_CONTAINERS: Final = ("start.placed",)
 POINTS: Final = tuple(
     point
     for point in crash_points()
-    if point not in {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES} and not point.startswith(KEPT_BY_TESTS)
+    if point not in {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES, *OF_CALLS} and not point.startswith(KEPT_BY_TESTS)
 )
 _OF_OTHERS: Final = ("supervisor.", "keeper.")
 WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
@@ -121,6 +124,11 @@ class Cell:
     def is_watched(self) -> bool:
         """Whether the agent watches the process for a line, which it prints before it ends."""
         return self.point in OF_WATCHES
+
+    @property
+    def is_foreground(self) -> bool:
+        """Whether a call waits for the command."""
+        return self.point in OF_CALLS
 
     @property
     def armed(self) -> Moment:
@@ -243,6 +251,11 @@ def watched_cells() -> list[Cell]:
         *(Cell(("worker", "supervisor"), point) for point in OF_WATCHES),
         *(Cell(("database",), point) for point in OF_WATCHES),
     ]
+
+
+def foreground_cells() -> list[Cell]:
+    """A part of it in the foreground: what is told by its result must not be told by a wake, too."""
+    return [Cell(victims, point) for point in OF_CALLS for victims in VICTIMS]
 
 
 _ALSO: Final = (

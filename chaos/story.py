@@ -1,4 +1,7 @@
-"""One kill and what came of it: a message, its approval, a process in the background, its wake, the answer."""
+"""One kill and what came of it: a message, its approval, a process in the background, its wake, the answer.
+
+A command in the foreground has no wake: its call tells its end.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +85,9 @@ class _Story:
             self._strike.boot()
         self._hire()
         self._strike.begin()
-        self._made.send(f"$ {COMMAND.format(seconds=self._cell.seconds, code=CODE)} &")
-        self._made.until("the wake is answered", self._step)
+        command = COMMAND.format(seconds=self._cell.seconds, code=CODE)
+        self._made.send(f"$ {command}" if self._cell.is_foreground else f"$ {command} &")
+        self._made.until("the end is told", self._step)
 
     def _hire(self) -> None:
         boot_id = self._strike.boot_id if isinstance(self._strike, PowerCut) else None
@@ -118,7 +122,8 @@ class _Story:
 
     def _telling(self) -> list[str]:
         """Answers that say how a process ended."""
-        return [answer for answer in self._made.answers() if re.search(r"\bSession \w+: ", answer)]
+        says = rf"\n  exit code {CODE}\n" if self._cell.is_foreground else r"\bSession \w+: "
+        return [answer for answer in self._made.answers() if re.search(says, answer)]
 
     def counted(self) -> Count:
         made, cell = self._made, self._cell
@@ -137,9 +142,10 @@ class _Story:
             once = starts == 0
         allowed = how in cell.allowed
         hits = [answer.count(HIT) for answer in made.answers() if HIT in answer] if cell.is_watched else [1]
+        woken = len(callbacks) + 1 if cell.is_foreground else len(callbacks)
         return Count(
-            lost=int(not callbacks or not hits or (lost and not allowed)),
-            doubled=int(len(callbacks) > 1 or len(telling) > 1 or len(sessions) > 1 or sum(hits) > 1),
+            lost=int(not woken or not hits or (lost and not allowed)),
+            doubled=int(woken > 1 or len(telling) > 1 or len(sessions) > 1 or sum(hits) > 1),
             double_starts=int(starts > 1),
             wrong_status=int(not (told and once) or not (allowed or lost)),
             unreached=int(not made.fired(cell.point)),

@@ -138,8 +138,9 @@ class Given(Hearing):
         *,
         wish: Callable[[int], Wish | None] = lambda _: None,
         ended: bool = False,
+        recorded: Callable[[], Awaitable[None]] = hearing.nothing_waits,
     ) -> None:
-        super().__init__(cast("Any", None))
+        super().__init__(cast("Any", None), None, recorded)
         self._letters, self._wish, self._ended = letters, wish, ended
 
     def agent(self, respond: FunctionDef) -> Agent[TurnDeps]:

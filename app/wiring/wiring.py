@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shellback.work.notices.notifier import Notifier
     from shellback.work.queue.doorbell import Doorbell
     from shellback.work.queue.queues import Enqueuer
-    from shellback.work.turn.live import LiveBlocks
+    from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.retention import Retention
     from shellback.work.worker.worker import Worker
@@ -197,7 +197,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 
 
 def _agent(
-    where: Place, capabilities: Sequence[Any], live: LiveBlocks, telling: Telling
+    where: Place, capabilities: Sequence[Any], hearing: Hearing, telling: Telling
 ) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
     import pydantic_ai
@@ -205,7 +205,6 @@ def _agent(
 
     from shellback.exec.core.pydantic_private import durability
     from shellback.work.turn.failures import model_steps
-    from shellback.work.turn.hearing import Hearing
     from shellback.work.worker.worker import application_version
 
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
@@ -217,7 +216,7 @@ def _agent(
     settings = where.settings
     # The prompt of an operator's agent may be in a message that is left out (`HISTORY_MESSAGES`).
     prompts = [ReinjectSystemPrompt()] if settings.agent and settings.history_messages else []
-    agent = agency.agent_with(settings, [*capabilities, *prompts, Hearing(where.database, live), durable])
+    agent = agency.agent_with(settings, [*capabilities, *prompts, hearing, durable])
     # A turn of another agent is set aside, not replayed. Agents may share a name, and it may have any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
@@ -244,7 +243,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.turn.claims import Wakes
     from shellback.work.turn.equipment import equip, place_in_turn
-    from shellback.work.turn.hearing import fenced
+    from shellback.work.turn.hearing import Hearing, fenced
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.stopping import watch_for_stops
@@ -275,7 +274,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 ExecCapability(tools),
                 WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
             ],
-            live,
+            Hearing(database, live, engine.recorded),
             telling,
         )
         turn_ends = TurnEnds(database, engine.supervised.port.expire, where.host_id)
@@ -300,6 +299,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             shows=live.any,
             watch=watches.turns,
             telling=telling,
+            recorded=engine.recorded,
             closed=turn_ends.closed,
             host_id=where.host_id,
         )

@@ -58,6 +58,12 @@ def test_a_worker_that_was_started_as_operators_start_it(sqlite_url: str) -> Non
         assert_clean(made, Cell(("worker",), "started.recorded"), executed=True)
 
 
+@pytest.mark.parametrize("victims", [("worker",), ("worker", "supervisor")], ids="+".join)
+def test_an_end_that_a_call_was_told_and_that_is_not_recorded(database_url: str, victims: tuple[Victim, ...]) -> None:
+    with stage(database_url) as made:
+        assert_clean(made, Cell(victims, "exit.told"))
+
+
 @pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)
 def test_in_a_container(sqlite_url: str, cell: Cell) -> None:
     with contained("podman", sqlite_url) as made:

@@ -1,7 +1,9 @@
 """Records the exits that the supervisor reports as ends in the store, without losing one.
 
-Order for one session: record in the store, wake the calls that wait, acknowledge. Sessions are independent of each
-other. A failed recording is retried; the supervisor reports an unacknowledged end again after a reconnect.
+Order for one session: record in the store, wake the calls that wait, acknowledge. If the call that started it waits,
+that call is woken first: until the end is recorded, the exit record has it, and a repeat of the call tells it again.
+Whoever keeps an answer waits for `recorded` before. Sessions are independent of each other. A failed recording is
+retried; the supervisor reports an unacknowledged end again after a reconnect.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shellback.exec.backends.inspection.inspector import Inspector
 from shellback.exec.core.end_text import losses_text
 from shellback.exec.core.errors import ExecError, LimitReached, SessionNotFound, SupervisorUnreachable
 from shellback.exec.core.findings import LOST_MOUNT, Finding, finding_id
-from shellback.exec.core.model import EndedBy, Evidence, Loss, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import Delivery, EndedBy, Evidence, Loss, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.core.ports import SessionStore, SessionWatch, Unwatched
 from shellback.exec.core.threads import cancelled
 from shellback.exec.engine.registry import ExecRegistry
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.05
 LONGEST_DELAY_S: Final = 5.0
+BEHIND: Final = 64
+"""Ends that are told and not recorded yet; with so many, the next one is recorded before it is told."""
+FLUSH_S: Final = 2.0
 SETTLED_S: Final = 10.0
 """Limit of waiting for ends to be recorded; while the store is down it would be for ever."""
 
@@ -55,8 +60,9 @@ class Ends:
         self._inspected = inspected
         self._recording: dict[SessionId, asyncio.Task[None]] = {}
         self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
-        self.inline: set[SessionId] = set()
-        """Sessions whose starting call waits for the end, so that recording it settles it."""
+        self.inline: dict[SessionId, Session] = {}
+        """Sessions whose starting call waits for the end, so that recording it settles it; as they are recorded."""
+        self._behind: dict[SessionId, asyncio.Future[None]] = {}
 
     def received(self, session_id: SessionId, end: SessionEnd) -> None:
         """Begin to record an end, unless it is being recorded; returns at once."""
@@ -118,20 +124,34 @@ class Ends:
         if self._recording:
             await asyncio.wait(self._recording.values(), timeout=up_to)
 
+    async def recorded(self) -> None:
+        """Wait until every end that was told so far is recorded. CancelledError if `stop` comes first."""
+        for behind in list(self._behind.values()):
+            await asyncio.shield(behind)
+
     async def stop(self) -> None:
-        """Stop recording; the supervisor reports unrecorded ends to the next worker."""
+        """Stop recording; the supervisor reports unrecorded ends to the next worker. Told ones get `FLUSH_S` before."""
+        if self._behind:
+            await asyncio.wait(list(self._behind.values()), timeout=FLUSH_S)
         await cancelled(self._recording.values())
 
     async def _record(self, session_id: SessionId, end: SessionEnd) -> None:
         with about(session=session_id):
+            told = None
             try:
-                session = await self._finished(session_id, end)
+                end = await self.inspected(session_id, end)
+                if (told := self._told_ahead(session_id, end)) is not None:
+                    self.tell(told)
+                    reach("exit.told")
+                session = await self._finished(session_id, end, told=told is not None)
+                self._release(session_id)
                 if session is None:
                     if self._forgotten(session_id):
                         await self._acknowledge(session_id)
                     return
                 reach("exit.committed")
-                self.tell(session)
+                if told is None:
+                    self.tell(session)
                 # The calls that wait run first: the acknowledgement does not delay them.
                 await asyncio.sleep(0)
                 await self._acknowledge(session_id)
@@ -140,18 +160,32 @@ class Ends:
                 log.warning("the end of session %s is recorded but not acknowledged yet: %s", session_id, error)
             finally:
                 self._recording.pop(session_id, None)
+                self._release(session_id, recorded=False)
+
+    def _told_ahead(self, session_id: SessionId, end: SessionEnd) -> Session | None:
+        """The ended session, if the call that started it waits and can be told before it is recorded."""
+        session = self.inline.get(session_id)
+        if session is None or len(self._behind) >= BEHIND:
+            return None
+        self._behind[session_id] = asyncio.get_running_loop().create_future()
+        began = end.began_at if session.started_at is None else session.started_at
+        return replace(session, state=end.state, delivery=Delivery.SETTLED, end=end, started_at=began)
+
+    def _release(self, session_id: SessionId, *, recorded: bool = True) -> None:
+        behind = self._behind.pop(session_id, None)
+        if behind is not None:
+            behind.set_result(None) if recorded else behind.cancel()
 
     async def inspected(self, session_id: SessionId, end: SessionEnd) -> SessionEnd:
         """The end with the findings in the workspace, before it is reported: everyone gets the same."""
         return end if self._inspected is None else await self._inspected(session_id, end)
 
-    async def _finished(self, session_id: SessionId, end: SessionEnd) -> Session | None:
-        end = await self.inspected(session_id, end)
+    async def _finished(self, session_id: SessionId, end: SessionEnd, *, told: bool) -> Session | None:
         delay = FIRST_DELAY_S
         while True:
             try:
                 reach("exit.finishing")
-                return await self._store.finish(session_id, end, told_inline=session_id in self.inline)
+                return await self._store.finish(session_id, end, told_inline=told or session_id in self.inline)
             except SessionNotFound:
                 if not self._forgotten(session_id):
                     log.warning(

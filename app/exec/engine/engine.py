@@ -195,6 +195,10 @@ class Engine:
         """Have a callback report the end, because no call waits for it any more; returns whether one will."""
         return await self.store.hand_over(session_id)
 
+    async def recorded(self) -> None:
+        """Wait until every end that a call was told is recorded; whoever keeps its answer waits for this first."""
+        await self._ends.recorded()
+
     @property
     def awaited(self) -> bool:
         """Whether a call waits for the end of any session."""
@@ -251,7 +255,7 @@ class Engine:
         if session.end is not None or session.delivery is not Delivery.INLINE:
             return await self._told(session, await waiting(self, session) if until_input else None)
         ended = self._ends.expect(session.id)
-        self._ends.inline.add(session.id)
+        self._ends.inline[session.id] = session
         try:
             session = await self._running(session, wanted)
             if session.end is None:
@@ -267,7 +271,7 @@ class Engine:
                 self._do_later(self._left(session))
             raise
         finally:
-            self._ends.inline.discard(session.id)
+            self._ends.inline.pop(session.id, None)
             self._ends.forget(session.id, ended)
         return await self._told(session)
 
@@ -305,6 +309,7 @@ class Engine:
         return session
 
     async def _given_up(self, session: Session, error: ExecError) -> Session:
+        await self._ends.recorded()
         if not isinstance(error, SupervisorUnreachable):
             return await self._recovery.abandon(session)
         self._unsure.add(session.id)
@@ -318,6 +323,8 @@ class Engine:
     async def _note_running(self, session: Session) -> None:
         if session.pid is not None and session.started_at is not None:
             await self.store.started(session.id, pid=session.pid, started_at=session.started_at)
+            if session.id in self._ends.inline:
+                self._ends.inline[session.id] = session
             reach("started.recorded")
 
     async def _left(self, session: Session) -> None:
@@ -326,7 +333,7 @@ class Engine:
         await self.store.hand_over(session.id)
 
     async def _handed_over(self, session: Session, waits: Waiting | None) -> Outcome:
-        self._ends.inline.discard(session.id)
+        self._ends.inline.pop(session.id, None)
         await self._left(session)
         return await self._told(await self.store.get(session.id) or session, waits)
 

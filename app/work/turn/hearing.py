@@ -95,6 +95,10 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return await DBOS.run_step_async({"name": name}, act)
 
 
+async def nothing_waits() -> None:
+    """All ends are recorded."""
+
+
 class Hearing(AbstractCapability[TurnDeps]):
     """Reads the mailbox before each model request and records each exec tool call as a step.
 
@@ -102,9 +106,15 @@ class Hearing(AbstractCapability[TurnDeps]):
     repeated; its body is keyed by its call, so it starts and writes nothing twice.
     """
 
-    def __init__(self, database: Database, live: LiveBlocks | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        live: LiveBlocks | None = None,
+        recorded: Callable[[], Awaitable[None]] = nothing_waits,
+    ) -> None:
         self._db = database
         self._live = live
+        self._recorded = recorded
 
     async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
         """Take unread rows, and read the wish to stop the turn and what `messages` lack of its processes."""
@@ -155,7 +165,10 @@ class Hearing(AbstractCapability[TurnDeps]):
     ) -> Any:
         """Record the result of an exec tool, and note the ends that it reports."""
         if (tool_def.metadata or {}).get("category") not in OURS:
-            return await _theirs(ctx, call, handler(args))
+            try:
+                return await _theirs(ctx, call, handler(args))
+            finally:
+                await self._recorded()
 
         async def act() -> tuple[bool, Any]:
             wish = await self.wished(ctx.deps)
@@ -167,6 +180,9 @@ class Hearing(AbstractCapability[TurnDeps]):
                 return True, await handler(args)
             except SIGNALS as answer:
                 return False, answer
+            finally:
+                # A result that is kept while its end is not would be told a second time after a crash.
+                await self._recorded()
 
         answered, result = await recorded(f"tool.{call.tool_name}", act)
         reach("tool.returned")

@@ -44,7 +44,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Begun, Closed, Closing, Shows, TurnStore, close, enter, shows_nothing
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
-from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, notice
+from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, nothing_waits, notice
 from shellback.work.turn.telling import Telling
 from shellback.work.turn.watching import TurnWatch
 
@@ -94,6 +94,8 @@ class TurnRunner:
     """Its events that are not written yet are written when the turn closes."""
     closed: Callable[[str], Awaitable[None]] = nothing_left
     """Called with the conversation id if a turn that closes leaves sessions; it never raises."""
+    recorded: Callable[[], Awaitable[None]] = nothing_waits
+    """Waits until every end that a call was told is recorded."""
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
@@ -257,6 +259,8 @@ class TurnRunner:
 
     async def _closing(self, deps: TurnDeps, **more: Any) -> Closing:
         """The closing of a turn whose agent has run."""
+        await self.recorded()
+        events = await self.telling.rest(deps.turn_id, deps.epoch) if self.telling else ()
         return Closing(
             conversation_id=deps.conversation_id,
             turn_id=deps.turn_id,
@@ -264,7 +268,7 @@ class TurnRunner:
             told=frozenset(deps.told),
             read=tuple(deps.read),
             heard=frozenset(letter.id for letter in deps.letters),
-            events=await self.telling.rest(deps.turn_id, deps.epoch) if self.telling else (),
+            events=events,
             **more,
         )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from pydantic_ai import Agent, capture_run_messages
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo
 
 from shellback.cli.send import Waiting
@@ -18,7 +20,7 @@ from shellback.work.errors import UnknownConversation
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
-from shellback.work.turn import closing, looks, stopping
+from shellback.work.turn import closing, hearing, looks, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Stopped
 from shellback.work.turn.stopping import NEXT, Stopping, Wish
@@ -264,6 +266,35 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
         ("success", "did one"),
         ("failed", "Nothing more was done: ann stopped this turn."),
     ]
+
+
+@pytest.mark.anyio
+async def test_a_result_is_kept_after_the_ends_that_it_tells_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    async def kept(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+        result = await fn()
+        order.append("result")
+        return result
+
+    async def recorded() -> None:
+        order.append("ends")
+
+    monkeypatch.setattr(hearing, "recorded", kept)
+    made = iter([ToolCallPart("act", {}, "one"), ToolCallPart("theirs", {}, "two"), TextPart("done")])
+    agent = Given(recorded=recorded).agent(lambda _messages, _info: ModelResponse(parts=[next(made)]))
+
+    @agent.tool_plain(metadata={"category": "exec"})
+    def act() -> str:
+        return "did it"
+
+    @agent.tool_plain
+    def theirs() -> str:
+        assert order == ["ends", "result"]
+        return "did it"
+
+    await agent.run("go", deps=turn_deps())
+    assert order == ["ends", "result", "ends"]
 
 
 @pytest.mark.anyio
