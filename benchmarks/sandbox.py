@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import itertools
 import os
+import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.bulk import MB, Told, pss, runs
-from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, ms
-from benchmarks.rig import SOON_S, UNLIMITED, Rig, ground, rig, terminate
+from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, floor_ms, ms
+from benchmarks.rig import CONVERSATION, SOON_S, UNLIMITED, Rig, ground, rig, terminate
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.probe import probe
 from shellback.exec.core import limits
@@ -24,6 +25,7 @@ from shellback.exec.supervisor.process import procfs
 
 TRUE: Final = "true"
 SESSIONS: Final = 100
+AT_ONCE: Final = 200
 SLEEPERS: Final = 5
 TREE: Final = (
     "setsid sleep {name} & (setsid sh -c 'sleep {name} & sleep {name}' &); (sleep {name} &); sleep {name} & wait"
@@ -72,6 +74,20 @@ async def command(options: Options) -> Mapping[str, Reading]:
             options.samples(), lambda: took(boxed, "running"), lambda: took(plain, "running")
         )
     return {"sandbox command": Reading(measured=ms(ours), baseline=ms(theirs))}
+
+
+async def burst(options: Options) -> Mapping[str, Reading]:
+    rates: list[float] = []
+    floor = await floor_ms(options.samples(50))
+    where = ground(options.directory)
+    async with rig(where, backend=BubblewrapBackend(where.workspace)) as made:
+        await made.run(TRUE)
+        for _ in range(3 if options.quick else 5):
+            await asyncio.sleep(0.2)
+            began = time.perf_counter()
+            await asyncio.gather(*(took(made, CONVERSATION) for _ in range(AT_ONCE)))
+            rates.append(AT_ONCE / (time.perf_counter() - began))
+    return {"sandbox burst": Reading(measured=statistics.median(rates), floor=floor)}
 
 
 async def cold(options: Options) -> Mapping[str, Reading]:
@@ -190,7 +206,19 @@ BENCHES = (
             name="sandbox command",
             says="`true` through the engine in a running sandbox instance - the same on the host",
             compare="difference",
-            limit=15.0,
+            limit=6.0,
+        ),
+    ),
+    _bench(
+        "sandbox burst",
+        burst,
+        Figure(
+            name="sandbox burst",
+            says=f"{AT_ONCE} times `true` at once in a running sandbox instance, to their ends",
+            unit="/s",
+            limit=150.0,
+            at_least=True,
+            scaled=True,
         ),
     ),
     _bench(

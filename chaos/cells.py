@@ -48,7 +48,7 @@ OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
 """Only a process that somebody watches reaches these."""
 OF_CALLS: Final = ("exit.told",)
 """Only a command that its call waits for reaches it."""
-OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
+OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.stands")
 """Only a start in a sandbox reaches these."""
 OF_CONTAINERS: Final = ("start.placed",)
 """Only a start in a container reaches it."""
@@ -206,7 +206,7 @@ VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
 
 
 _SANDBOXED: Final = (
-    "request", "marked", "held", "sandboxed", "orphaned", "forked", "recorded_pid", "exit_seen", "record_written",
+    "request", "marked", "held", "sandboxed", "stands", "forked", "recorded_pid", "exit_seen", "record_written",
     "reaped", "killing",
 )  # fmt: skip
 

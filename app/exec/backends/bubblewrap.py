@@ -122,7 +122,7 @@ class BubblewrapBackend(ChosenBackend):
         if profile in self._facts:
             return self._facts[profile]
         work = profile == WORK
-        words = "\0".join([*self._view(profile), "", *view.command()])
+        words = "\0".join(self._view(profile))
         self._facts[profile] = {
             "shell": _BASH,
             "mounts": {
@@ -205,7 +205,6 @@ class BubblewrapBackend(ChosenBackend):
             bwrap=self.bwrap or "/usr/bin/bwrap",
             key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],
             view=seen,
-            wrap=view.command(),
             workspace=str(self.workspace),
             fixed=covers.writable if work else (),
             readonly=(*covers.readonly, *(path for path, _ in covers.placeholders)) if work else (),

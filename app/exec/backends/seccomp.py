@@ -1,4 +1,4 @@
-"""The system call filter of sandboxed commands, as the classic BPF program that `bwrap --seccomp FD` loads.
+"""The system call filter of sandboxed commands, as a classic BPF program.
 
 The namespaces isolate without the filter; it removes rarely used kernel interfaces, in which escapes are found. A
 refused call fails as it does without the privilege, or on a kernel without the call, so programs use their fallback.

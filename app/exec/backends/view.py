@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.wire.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, TERMINALS
+from shellback.exec.wire.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, RUN, RUN_BYTES, SHM, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""
@@ -31,10 +31,9 @@ _DEVICE_LINKS: Final = {
     "ptmx": "pts/ptmx",
 }  # fmt: skip
 _SHADOWED: Final = ("/proc", "/sys", "/dev", "/run", "/boot")
-_TMP, _VAR_TMP, _SHM = "/tmp", "/var/tmp", "/dev/shm"  # noqa: S108 - a sandbox has its own
-PRIVATE: Final = (_TMP, _VAR_TMP, "/home", "/run", _SHM)
+_TMP, _VAR_TMP = "/tmp", "/var/tmp"  # noqa: S108 - a sandbox has its own
+PRIVATE: Final = (_TMP, _VAR_TMP, "/home", RUN, SHM)
 """Directories that no command shares with the machine."""
-RUN_BYTES: Final = 16 * 1024 * 1024
 
 
 def unusable(workspace: Path, hidden: Iterable[Path]) -> str | None:
@@ -67,7 +66,8 @@ def instance(
 
     `links`: other names, on the host, of what is `readable`.
     """
-    words = ["--unshare-user"]
+    # What it runs is in a user namespace below its own, which its commands enter.
+    words = ["--unshare-user", "--disable-userns"]
     if not network:
         words.append("--unshare-net")
     for place in _PROGRAMS:
@@ -82,7 +82,7 @@ def instance(
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for name, target in _DEVICE_LINKS.items():
         words += ["--symlink", target, f"/dev/{name}"]
-    words += ["--dir", TERMINALS, "--dir", _SHM, "--remount-ro", "/dev", "--bind", "/proc", "/proc"]
+    words += ["--dir", TERMINALS, "--dir", SHM, "--remount-ro", "/dev", "--bind", "/proc", "/proc"]
     size = str(scratch_bytes)
     words += ["--perms", "1777", "--size", size, "--tmpfs", _TMP, "--size", size, "--tmpfs", "/home"]
     words += ["--perms", "0700", "--dir", HOME, "--symlink", "../tmp", _VAR_TMP, "--symlink", "../run", "/var/run"]
@@ -103,15 +103,6 @@ def masked(workspace: Path, readable: Sequence[Path], hidden: Sequence[Path]) ->
     found = {path for path in hidden if f"{path}/".startswith(_seen(workspace, readable))}
     # What is below another one is out of sight already, and there is nothing there to mount on.
     return [path for path in hidden if path in found and found.isdisjoint(path.parents) and path.exists()]
-
-
-def command() -> tuple[str, ...]:
-    """What one command has on top: processes and private places of its own. Each word costs it time."""
-    return (
-        "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        "--hostname", "sandbox", "--dev-bind", "/", "/", "--bind", PROC, "/proc",
-        "--size", str(RUN_BYTES * 4), "--tmpfs", _SHM, "--size", str(RUN_BYTES), "--tmpfs", "/run",
-    )  # fmt: skip
 
 
 def _seen(workspace: Path, readable: Sequence[Path]) -> tuple[str, ...]:

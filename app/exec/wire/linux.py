@@ -16,6 +16,9 @@ from shellback.exec.wire.descriptors import closing, kept
 
 _PR_SET_NAME: Final = 15
 _PR_SET_SECCOMP: Final = 22
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITIES_3: Final = 0x20080522
 _SECCOMP_MODE_FILTER: Final = 2
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _FALLOC_KEEP_SIZE: Final = 1
@@ -30,12 +33,17 @@ _SETGROUPS, _SETRESUID, _SETRESGID = {
     "aarch64": (159, 147, 149),
 }.get(platform.machine(), (0, 0, 0))
 
+CLONE: Final = 56 if platform.machine() == "x86_64" else 220
+"""The call number of clone."""
+
 SWITCHES: Final = _SETRESUID != 0
 """Whether `credentials` knows the call numbers of this machine."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
-_held = ctypes.PyDLL(None, use_errno=True)
+held = ctypes.PyDLL(None, use_errno=True)
+"""The same without giving way to other threads meanwhile."""
+held.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, name: str | None = None) -> int:
@@ -80,6 +88,15 @@ def filter_calls(program: bytes) -> None:
     checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, told, 0, 0))
 
 
+def give_up_capabilities() -> None:
+    """Keep no capability, and no way to one: neither in the bounding set nor by executing a set-uid file."""
+    number = 0
+    while libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
+    checked(libc.capset(struct.pack("Ii", _CAPABILITIES_3, 0), bytes(24)))
+    checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
 def punch_hole(fd: int, start: int, length: int) -> None:
     """Free the blocks of a range, which then reads as zeroes; OSError EOPNOTSUPP if the file system cannot."""
     flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
@@ -96,13 +113,13 @@ def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
     own_uids, own_gids, own_groups = os.getresuid(), os.getresgid(), os.getgroups()
     try:
         _set_groups(groups)
-        checked(_held.syscall(_SETRESGID, gid, gid, own_gids[1]))
-        checked(_held.syscall(_SETRESUID, uid, uid, own_uids[1]))
+        checked(held.syscall(_SETRESGID, gid, gid, own_gids[1]))
+        checked(held.syscall(_SETRESUID, uid, uid, own_uids[1]))
         yield
     finally:
         try:
-            checked(_held.syscall(_SETRESUID, *own_uids))
-            checked(_held.syscall(_SETRESGID, *own_gids))
+            checked(held.syscall(_SETRESUID, *own_uids))
+            checked(held.syscall(_SETRESGID, *own_gids))
             _set_groups(own_groups)
         except OSError:
             os._exit(70)
@@ -110,7 +127,7 @@ def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
 
 def _set_groups(groups: list[int]) -> None:
     array = (ctypes.c_uint32 * len(groups))(*groups)
-    checked(_held.syscall(_SETGROUPS, len(groups), array))
+    checked(held.syscall(_SETGROUPS, len(groups), array))
 
 
 def file_identity(uid: int, gid: int) -> None:

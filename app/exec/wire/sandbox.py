@@ -22,6 +22,10 @@ COPY: Final = "--copy"
 """Precedes a path in a view that is copied when the instance is made: a mount would slow each command."""
 TERMINALS: Final = "/dev/pts"
 """Empty directory of every view, for the terminals that a command makes."""
+SHM: Final = "/dev/shm"  # noqa: S108 - a sandbox has its own
+RUN: Final = "/run"
+RUN_BYTES: Final = 16 * 1024 * 1024
+"""Size of RUN, and a quarter of that of SHM; each command has both for itself."""
 CONTAINED: Final = "/workspace"
 """The path of the workspace in a container."""
 
@@ -30,7 +34,7 @@ READ_ONLY: Final = "readonly"
 STUB: Final = "stub"
 MASKED: Final = "masked"
 
-_PATHS: Final = ("view", "wrap", "fixed", "readonly", "masked", "stubs", "pinned", "hidden")
+_PATHS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidden")
 
 
 def _above(path: str) -> Iterator[str]:
@@ -55,7 +59,7 @@ class Bounds:
 class Sandbox:
     """How to run one command in an instance.
 
-    `view` are the options for making instance `key`, `wrap` those for this command, `seccomp` is the filter program.
+    `view` are the options for making instance `key`, `seccomp` is the filter program.
     The following paths are in `workspace`: `fixed` cannot be renamed, `readonly` cannot be written, `masked` are seen
     empty. `stubs` are directories and `placeholders` files (path and content, also in `readonly`) that exist while
     commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
@@ -66,7 +70,6 @@ class Sandbox:
     bwrap: str
     key: str
     view: tuple[str, ...]
-    wrap: tuple[str, ...]
     seccomp: bytes
     workspace: str = "/"
     fixed: tuple[str, ...] = ()

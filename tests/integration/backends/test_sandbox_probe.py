@@ -31,9 +31,6 @@ from tests.execs import places
 from tests.sandboxes import needed
 from tests.supervisors import raising, returning, sleepers, until
 
-LET_ALL = b"\x06\x00\x00\x00\x00\x00\xff\x7f"
-"""A filter program of one instruction: allow."""
-
 
 @pytest.fixture(autouse=True)
 def _sandboxes_work() -> None:
@@ -176,10 +173,8 @@ def test_where_nothing_holds_all_commands_to_the_usual_memory_it_says_so(
 
 CHANGES: dict[str, Callable[[Sandbox], Sandbox]] = {
     "processes and not": lambda one: replace(one, bounds=Bounds()),
-    "make user namespaces": lambda one: replace(one, seccomp=LET_ALL, wrap=without(one.wrap, "--disable-userns")),
     "can write outside the workspace: /": lambda one: replace(one, view=without(one.view, "--remount-ro", "/")),
     "sees /tmp of the host": lambda one: replace(one, view=(*one.view, "--bind", "/tmp", "/tmp")),
-    "shares the ipc namespace": lambda one: replace(one, wrap=without(one.wrap, "--unshare-ipc")),
     "it shares the net namespace of the host": lambda one: replace(
         one, view=without(one.view, "--unshare-net"), private_net=False
     ),
@@ -217,7 +212,7 @@ def test_a_read_only_profile_that_can_write_is_named(workspace: Path) -> None:
 
 def test_a_workspace_that_commands_cannot_write_is_the_workspaces_fault(workspace: Path) -> None:
     def change(sandbox: Sandbox) -> Sandbox:
-        return replace(sandbox, wrap=(*sandbox.wrap, "--remount-ro", str(workspace)))
+        return replace(sandbox, view=(*sandbox.view, "--remount-ro", str(workspace)), stubs=())
 
     with pytest.raises(WorkspaceUnusable, match=r"cannot write the workspace .*WORKSPACE_ROOT"):
         weak(workspace, change)

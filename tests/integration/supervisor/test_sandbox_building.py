@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.supervisor.process import procfs
-from tests.sandboxes import Boxes, boxes
+from tests.sandboxes import Boxes, boxes, namespace
 from tests.supervisors import end, until
 
 pytestmark = pytest.mark.anyio
@@ -23,14 +23,12 @@ async def standing(box: Boxes) -> tuple[int, int]:
     found: list[tuple[int, int]] = []
 
     def there() -> bool:
+        ours = [proc.pid for proc in procfs.snapshot() if proc.ppid == supervisor]
+        firsts = [pid for pid in ours if procfs.first_of_namespace(pid)]
         found[:] = [
-            (one.pid, first.pid)
-            for one in procfs.snapshot()
-            if one.ppid == supervisor
-            for first in procfs.snapshot()
-            if first.ppid == one.pid and procfs.first_of_namespace(first.pid)
+            (pid, first) for first in firsts for pid in ours if pid != first and namespace(pid) == namespace(first)
         ]
-        return len(found) == 1 and _descriptors(found[0][0]) == 2
+        return len(found) == 1 and _descriptors(found[0][0]) == 3
 
     await until(there)
     return found[0]
@@ -52,12 +50,13 @@ async def test_the_next_command_gets_the_sandbox_that_stands(tmp_path: Path) -> 
         await box.client.kill("two", grace_s=0, ended_by="agent")
 
 
-async def test_one_that_stands_has_a_socket_and_its_pipe_and_nothing_else(tmp_path: Path) -> None:
+async def test_one_that_stands_has_a_socket_a_pipe_and_its_namespace_and_nothing_else(tmp_path: Path) -> None:
     async with boxes(tmp_path, ahead_s=LONG_S) as box:
         await box.start("long", "sleep 60", background=True)
         await box.run("one", "true")
         pid, first = await standing(box)
-        assert sorted(os.readlink(f"/proc/{pid}/fd/{fd}").partition(":")[0] for fd in _above(pid)) == ["pipe", "socket"]
+        kinds = sorted(os.readlink(f"/proc/{pid}/fd/{fd}").partition(":")[0] for fd in _above(pid))
+        assert kinds == ["pipe", "socket", "user"]
         assert len(os.listdir(f"/proc/{first}/fd")) == 1
         await box.client.kill("long", grace_s=0, ended_by="agent")
 

@@ -17,7 +17,7 @@ from tests.supervisors import gone, until
 pytestmark = pytest.mark.anyio
 
 COUNTS = "echo ran >> count; echo ran; exit 8"
-BEFORE = ("marked", "held", "sandboxed", "orphaned")
+BEFORE = ("marked", "held", "sandboxed", "stands")
 """Nobody has said go yet."""
 
 
@@ -81,7 +81,7 @@ async def test_a_kill_of_both_at_each_point_of_a_start(box: Boxes, point: str) -
 
 
 NEVER_TOLD = (
-    "told = adjusted.Launch._orphaned; adjusted.Launch._orphaned = "
+    "told = adjusted.Launch._stands; adjusted.Launch._stands = "
     "lambda self, *rest: self.request.session_id == 'waits' or told(self, *rest)"
 )
 
@@ -91,8 +91,9 @@ NEVER_TOLD = (
 async def test_one_that_waits_for_its_go_is_not_taken_for_one_that_had_it(box: Boxes, script: str) -> None:
     supervisor, _ = await box.pids()
     asked = asyncio.create_task(box.start("waits", COUNTS))
-    # Children of the supervisor by now: bubblewrap has gone.
-    await until(lambda: any(proc.ppid == supervisor and namespaces.waits(proc.pid) for proc in procfs.snapshot()))
+    await until(
+        lambda: any(proc.ppid == supervisor and namespaces.waits(proc.pid, supervisor) for proc in procfs.snapshot())
+    )
     box.arm("supervisor.forked")
     await box.start("a", script)
     record = await box.exit("a")

@@ -228,7 +228,6 @@ async def test_nothing_of_a_commands_environment_reaches_bubblewrap(box: Boxes) 
     given = {"PATH": "/usr/bin:/bin", "LD_PRELOAD": "/no/such.so", "BASH_ENV": "/tmp/x", "GIVEN": "1"}
     seen = box.workspace / "seen"
     fake = box.script(f'test -w {box.workspace} && cat /proc/$$/environ > {seen}; exec "$BWRAP" "$@"')
-    await box.run("warm", "true", env=given)
     await box.run("a", "env | grep -c -e LD_PRELOAD -e GIVEN", env=given, sandbox=await box.planned(bwrap=fake))
     assert box.log("a").splitlines()[-1] == b"2"
     assert seen.read_text() == ""
@@ -313,7 +312,7 @@ HANGS = "exec sleep 600"
 
 
 class Slow:
-    """A start that waits in bubblewrap until it is let go."""
+    """A start that waits for its instance, which bubblewrap makes, until it is let go."""
 
     def __init__(self, box: Boxes) -> None:
         self.box = box
@@ -322,7 +321,7 @@ class Slow:
 
     async def begin(self, name: str, script: str, **more: Any) -> None:
         assert (await self.box.run("warm", "mkfifo -m 666 fake-fifo"))["exit_code"] == 0
-        sandbox = await self.box.planned(bwrap=self.box.script(HELD.format(fifo=self.fifo)))
+        sandbox = await self.box.planned("slow", bwrap=self.box.script(HELD.format(fifo=self.fifo)))
         self.again = lambda: self.box.start(name, script, sandbox=sandbox, **more)
         self.asked.append(asyncio.create_task(self.again()))
         await answered(lambda: self.box.client.status(name), lambda status: status["state"] == "running")
@@ -370,31 +369,49 @@ async def test_a_timeout_counts_from_the_request(box: Boxes) -> None:
     assert (record["state"], record["ended_by"]) == ("timed_out", "timeout")
 
 
+STUCK = "import time; adjusted.covers.over_scripts = lambda _sandbox: time.sleep(600)"
+
+
 @pytest.mark.parametrize("stage", ["instance", "command"])
-async def test_a_bubblewrap_that_hangs_is_a_start_that_failed(
+async def test_a_sandbox_that_hangs_is_a_start_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     module, name = ("sandbox.instances", "MAKE_S") if stage == "instance" else ("sandbox.launching", "LAUNCH_S")
     adjust(monkeypatch, module, f"adjusted.{name} = 3.0")
+    if stage == "command":
+        adjust(monkeypatch, "sandbox.building", STUCK)
     async with boxes(tmp_path) as box:
-        if stage == "command":
-            await box.run("warm", "exit 0")
-        answer = await box.start("a", "exit 0", sandbox=await box.planned(bwrap=box.script(HANGS)))
+        scope, bwrap = ("hangs", {"bwrap": box.script(HANGS)}) if stage == "instance" else ("talk", {})
+        answer = await box.start("a", "exit 0", sandbox=await box.planned(scope, **bwrap))
         assert failure(answer) == errno.ETIMEDOUT
-        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        if stage == "instance":
+            assert (await box.run("b", "exit 4"))["exit_code"] == 4
         await box.nothing_left()
 
 
-@pytest.mark.parametrize("stage", ["view", "wrap"])
-async def test_a_bubblewrap_that_fails_says_why_in_the_log(box: Boxes, stage: str) -> None:
+async def test_a_bubblewrap_that_fails_says_why_in_the_log(box: Boxes) -> None:
     sandbox = await box.planned()
-    words = ("--ro-bind", "/no/such/place", "/tmp/here")
-    sandbox = replace(sandbox, key="spoiled", **{stage: (*getattr(sandbox, stage), *words)})
+    sandbox = replace(sandbox, key="spoiled", view=(*sandbox.view, "--ro-bind", "/no/such/place", "/tmp/here"))
     assert failure(await box.start("a", "exit 0", sandbox=sandbox)) == errno.ENOENT
     assert box.log("a").startswith(b"bwrap: ")
     assert b"/no/such/place" in box.log("a")
     assert (await box.run("b", "exit 4"))["exit_code"] == 4
     await box.nothing_left()
+
+
+async def test_a_directory_that_is_gone_is_named_in_the_log(box: Boxes) -> None:
+    assert failure(await box.start("a", "exit 0", cwd=str(box.workspace / "gone"))) == errno.ENOENT
+    assert box.log("a") == f"{box.workspace}/gone: No such file or directory\n".encode()
+    assert (await box.run("b", "exit 4"))["exit_code"] == 4
+    await box.nothing_left()
+
+
+async def test_no_user_namespace_can_be_made_or_entered_by_a_command(box: Boxes) -> None:
+    place = os.stat("/proc/self/ns/user").st_ino
+    await box.run("a", "readlink /proc/self/ns/user; readlink /proc/1/ns/user; unshare -U true || echo refused")
+    said = box.log("a").decode()
+    assert (f"user:[{place}]" in said, "refused" in said) == (False, True)
+    assert said.count("user:[") == 1
 
 
 async def test_many_at_once_share_one_instance_and_all_end_as_they_should(box: Boxes) -> None:
@@ -558,12 +575,12 @@ async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
 async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(box: Boxes) -> None:
     supervisor, _ = await box.pids()
     box.arm("supervisor.forked", "stop self")
-    starts = asyncio.create_task(box.start("a", f"echo ran > ran; exit {namespaces.UNTOLD}"))
+    starts = asyncio.create_task(box.start("a", "echo ran > ran; exit 7"))
     await until(lambda: state_of(supervisor) == "T")
     await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
     await end(supervisor)
     record = await box.exit("a")
-    assert (record["state"], record["evidence"]) == ("lost", "supervisor_killed")
+    assert (record["state"], record["exit_code"]) == ("exited", 7)
     await asyncio.gather(starts, return_exceptions=True)
     (box.workspace / "ran").unlink()
     await box.nothing_left()

@@ -259,7 +259,7 @@ async def test_losses_are_still_known_when_another_supervisor_records_the_end(bo
 
 async def test_a_command_does_not_begin_when_a_cover_was_lost_while_its_sandbox_was_made(box: Boxes) -> None:
     prepared(box)
-    box.arm("supervisor.orphaned", "stop self")
+    box.arm("supervisor.stands", "stop self")
     supervisor, _ = await box.pids()
     starting = asyncio.create_task(box.start("a", "echo hostile >> .envrc", cwd=str(box.workspace)))
     await until(lambda: state_of(supervisor) == "T")

@@ -30,7 +30,6 @@ from shellback.exec.supervisor.records.times import Times, offset_since
 from shellback.exec.supervisor.sandbox import stubs
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.losses import Losses
-from shellback.exec.supervisor.sandbox.namespaces import GO, told
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
 from tests.supervisors import raising
@@ -390,49 +389,22 @@ class Keeper:
 
 
 def held(*names: str) -> Held:
-    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, {"whole": ["mnt", "net", "user"]})
+    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, {"whole": sorted(names)})
 
 
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     keeper = Keeper()
     loop = Loop()
     instances = Instances(loop, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
-    whole, partly = held("mnt", "net", "user"), held("mnt", "user")
-    all_held = {"instance.whole": whole, "instance.partly": partly, "session": Held()}
+    whole, partly, old = held("inner", "mnt", "net", "user"), held("mnt", "user"), held("mnt", "net", "user")
+    partly.notes["whole"] = whole.notes["whole"]
+    all_held = {"instance.whole": whole, "instance.partly": partly, "instance.old": old, "session": Held()}
     instances.adopt(all_held)
     assert len(instances) == 1
-    assert keeper.dropped == ["instance.partly"]
+    assert keeper.dropped == ["instance.partly", "instance.old"]
     assert list(all_held) == ["session"]
     for fd in whole.fds.values():
         os.close(fd)
-
-
-@pytest.fixture
-def life() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    os.close(ends[0])
-
-
-def test_it_stays_once_it_is_told_its_mark_and_to_stay(life: tuple[int, int]) -> None:
-    os.write(life[1], b"x1@/home\n")
-    os.write(life[1], GO + b"\n")
-    assert told(life[0]) == b"x1@/home"
-    os.close(life[1])
-
-
-@pytest.mark.parametrize("said", [b"", b"x1@/ho", b"x1@/home\n"])
-def test_it_goes_when_nobody_is_left_who_could_tell(life: tuple[int, int], said: bytes) -> None:
-    os.write(life[1], said)
-    os.close(life[1])
-    assert told(life[0]) is None
-
-
-@pytest.mark.timeout(30)
-def test_it_goes_when_somebody_holds_the_line_who_never_says_more(life: tuple[int, int]) -> None:
-    os.write(life[1], b"x1@/home\n")
-    assert told(life[0], patience_s=0.1) is None
-    os.close(life[1])
 
 
 class Ticking:

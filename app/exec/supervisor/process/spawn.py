@@ -9,7 +9,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from shellback.exec.supervisor.process import landlock, procfs, pty
@@ -95,7 +96,7 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
 
     Raises ExecFailed with the errno of exec, or of entering `cwd`.
     """
-    command = _Command(request)
+    command = Command(request)
 
     def fork(failed: tuple[int, int]) -> int:
         who = owner(request)
@@ -128,7 +129,7 @@ def _executed(fork: Callable[[tuple[int, int]], int], number: Callable[[bytes], 
 
 
 @contextlib.contextmanager
-def _placed(request: StartRequest, command: _Command) -> Generator[None]:
+def _placed(request: StartRequest, command: Command) -> Generator[None]:
     """If the request names the inode of its directory, be in that directory during the fork.
 
     Raises ExecFailed (ESTALE) if the path leads to another directory by now.
@@ -148,11 +149,11 @@ def _placed(request: StartRequest, command: _Command) -> Generator[None]:
         os.chdir("/")
 
 
-class _Command:
+class Command:
     """A request in the form that the kernel takes."""
 
-    def __init__(self, request: StartRequest) -> None:
-        env = {**request.env, layout.MARKER: procfs.mark(request.session_id)}
+    def __init__(self, request: StartRequest, also: Mapping[str, str] = MappingProxyType({})) -> None:
+        env = {**request.env, **also, layout.MARKER: procfs.mark(request.session_id)}
         self.argv = [os.fsencode(word) for word in request.argv]
         self.env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         self.cwd: str | None = request.cwd
@@ -184,7 +185,7 @@ def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
     `streams` are its 0, 1 and 2, all above 2, or the one terminal. Raises ExecFailed with the errno of exec or of an
     earlier step.
     """
-    command = _Command(request)
+    command = Command(request)
     rules = -1
     if request.fence is not None:
         own = (os.ttyname(streams[0]),) if request.pty is not None else ()
@@ -204,7 +205,19 @@ def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
     return _executed(fork, int)
 
 
-def _exec_in_child(request: StartRequest, command: _Command, streams: list[int], failed: int, rules: int) -> None:
+def execute(argv: list[bytes], executables: Sequence[bytes], env: Sequence[bytes]) -> int:
+    """Execute the first of `executables` that exists; returns only the errno of a failure."""
+    number = 0
+    for path in executables:
+        try:
+            os.execve(path, argv, dict(entry.split(b"=", 1) for entry in env))  # noqa: S606 - the point of it
+        except OSError as error:
+            if number == 0 or error.errno not in {errno.ENOENT, errno.ENOTDIR}:
+                number = error.errno or 0
+    return number or errno.ENOENT
+
+
+def _exec_in_child(request: StartRequest, command: Command, streams: list[int], failed: int, rules: int) -> None:
     number = 0
     try:
         if request.pty is not None:
@@ -225,13 +238,7 @@ def _exec_in_child(request: StartRequest, command: _Command, streams: list[int],
         if command.cwd is not None:
             os.chdir(command.cwd)
         os.umask(command.umask)
-        env = dict(entry.split(b"=", 1) for entry in command.env)
-        for path in command.executables:
-            try:
-                os.execve(path, command.argv, env)  # noqa: S606 - the point of it
-            except OSError as error:
-                if number == 0 or error.errno not in {2, 20}:
-                    number = error.errno or 0
+        number = execute(command.argv, command.executables, command.env)
     except OSError as error:
         number = error.errno or 0
     finally:

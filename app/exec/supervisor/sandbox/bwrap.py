@@ -17,8 +17,8 @@ from shellback.exec.wire.descriptors import kept
 READY: Final = "ready\n"
 _MOST: Final = 8192
 _INFO: Final = re.compile(r"\{[^{}]*\}")
-_OURS: Final = re.compile(r"^(init \d+|held \d+:\d+|ready|!\d+)\n", re.MULTILINE)
-_FAILED: Final = re.compile(r"^!(\d+)$", re.MULTILINE)
+_OURS: Final = re.compile(r"^(built \d+ \d+|held \d+:\d+|ready|!\d+)\n", re.MULTILINE)
+FAILED: Final = re.compile(r"^!(\d+)$", re.MULTILINE)
 _KNOWN: Final = (
     errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.ENFILE,
     errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG,
@@ -37,7 +37,7 @@ def child_of(text: str) -> int:
 def errno_in(text: str) -> int:
     """The errno of the error that bubblewrap reported in words; EIO if we do not know the words."""
     known = next((number for number in _KNOWN if os.strerror(number) in text), errno.EIO)
-    return int(found[1]) or errno.EIO if (found := _FAILED.search(text)) else known
+    return int(found[1]) or errno.EIO if (found := FAILED.search(text)) else known
 
 
 def words_in(text: str) -> str:

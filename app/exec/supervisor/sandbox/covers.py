@@ -1,7 +1,7 @@
-"""Covers of one command: mounts in its own mount namespace, made before bubblewrap builds the sandbox.
+"""Covers of one command: mounts in its own mount namespace, made before it gives up its capabilities.
 
 Files are accessed by descriptors, so the inspected file is the covered file. Symlinks are not followed: if one is put
-in the way, the start fails. Bubblewrap would mount by name, and read the whole mount table for each.
+in the way, the start fails.
 
 Approved scripts are held the same way: a copy, hashed while it is made, is mounted read-only on the file from which it
 was read. The command runs the copy, whatever is written into the file later. Renaming another file over the path from
@@ -25,12 +25,13 @@ from typing import Final
 from shellback.exec.wire import linux
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import StartRequest
-from shellback.exec.wire.sandbox import EMPTY, NOTHING, PROC, Sandbox
+from shellback.exec.wire.sandbox import EMPTY, FIXED, MASKED, NOTHING, PROC, READ_ONLY, STUB, Sandbox
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _STATX: Final = 332 if os.uname().machine == "x86_64" else 291
 _MOUNT_ROOT: Final = 0x2000
 _EMPTY_PATH: Final = 0x1000
+_NO_FOLLOW: Final = 0x100
 _CLONE: Final = 0x8000 | _EMPTY_PATH | os.O_CLOEXEC | 1
 _RECURSIVELY: Final = 0x8000 | _EMPTY_PATH
 _ONTO: Final = 0x44
@@ -62,10 +63,11 @@ def over_processes() -> None:
                 _cover(root, name, null if name in _OF_USERS else None)
 
 
-def over_workspace(sandbox: Sandbox) -> None:
+def over_workspace(sandbox: Sandbox, *, early: bool = False, again: bool = False) -> None:
     """Lay the covers of the workspace in this mount namespace, after entering the instance.
 
-    OSError names the path in the way: ELOOP for a symlink.
+    OSError names the path in the way: ELOOP for a symlink. `early`: make no stub, and leave out what cannot be covered.
+    `again`: lay only those that an early call left out, and those that were lost since.
     """
     with (
         linux.opened(sandbox.workspace) as root,
@@ -73,19 +75,27 @@ def over_workspace(sandbox: Sandbox) -> None:
         linux.opened(os.devnull) as null,
         linux.opened(NOTHING, os.O_PATH | os.O_NOFOLLOW) as nothing,
     ):
+
+        def cover(name: str, kind: str) -> None:
+            if kind == STUB and not early:
+                _make(root, name)
+            with beneath(root, name) as place:
+                if kind == FIXED:
+                    lay(place, place, name, read_only=False)
+                    return
+                found = os.fstat(place).st_mode
+                mask = empty if kind == STUB or stat.S_ISDIR(found) else nothing if stat.S_ISSOCK(found) else null
+                lay(place if kind == READ_ONLY and mask != nothing else mask, place, name)
+
         start = len(sandbox.workspace) + 1
-        for path in sandbox.fixed:
-            _cover(root, path[start:], read_only=False)
-        for path in sandbox.readonly:
-            with beneath(root, path[start:]) as place:
-                lay(nothing if _is_socket(place) else place, place, path[start:])
-        for path in sandbox.stubs:
-            _make(root, path[start:])
-            _cover(root, path[start:], empty)
-        for path in sandbox.masked:
-            with contextlib.suppress(FileNotFoundError), beneath(root, path[start:]) as place:
-                folder = stat.S_ISDIR(os.fstat(place).st_mode)
-                lay(empty if folder else nothing if _is_socket(place) else null, place, path[start:])
+        for kind, paths in (
+            (FIXED, sandbox.fixed), (READ_ONLY, sandbox.readonly), (STUB, sandbox.stubs), (MASKED, sandbox.masked)
+        ):  # fmt: skip
+            allowed = (OSError,) if early else (FileNotFoundError,) if kind == MASKED else ()
+            for path in paths:
+                with contextlib.suppress(*allowed):
+                    if not (again and _is_mounted(root, path[start:])):
+                        cover(path[start:], kind)
 
 
 @contextlib.contextmanager
@@ -95,10 +105,6 @@ def beneath(root: int, name: str, flags: int = _PATH, resolve: int = _NO_SYMLINK
     fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     with closing(fd):
         yield fd
-
-
-def _is_socket(place: int) -> bool:
-    return stat.S_ISSOCK(os.fstat(place).st_mode)
 
 
 def _make(root: int, name: str) -> None:
@@ -137,8 +143,13 @@ def put(tree: int, place: int, name: str) -> None:
 
 def mounted(fd: int) -> bool:
     """Whether this is the root of a mount: statx(2)."""
+    return _is_mounted(fd, "")
+
+
+def _is_mounted(root: int, name: str) -> bool:
     found = ctypes.create_string_buffer(256)
-    linux.checked(linux.libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
+    if linux.libc.syscall(_STATX, root, os.fsencode(name), _NO_FOLLOW | _EMPTY_PATH, 0, found):
+        return False
     return bool(struct.unpack_from("Q", found, 8)[0] & _MOUNT_ROOT)
 
 

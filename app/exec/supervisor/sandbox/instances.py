@@ -30,7 +30,7 @@ from shellback.exec.wire.protocol import Loss, Message, Refused
 from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
 
 MOST: Final = 128
-"""Instances at a time; each takes up to nine descriptors, and memory for its /tmp."""
+"""Instances at a time; each takes up to ten descriptors, and memory for its /tmp."""
 IDLE_S: Final = 900.0
 MAKE_S: Final = 20.0
 _HELD: Final = "instance."
@@ -73,7 +73,7 @@ class Instances:
         for name in [name for name in held if name.startswith(_HELD)]:
             key, one = name.removeprefix(_HELD), held.pop(name)
             self._all[key] = Instance(one.fds)
-            if one.notes.get(_WHOLE) == sorted(one.fds):
+            if one.notes.get(_WHOLE) == sorted(one.fds) and namespaces.INNER in one.fds:
                 self._rest(key)
                 self._watch(key, one.notes)
             else:
@@ -259,6 +259,8 @@ def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:
         for name in namespaces.ALL:
             if name != namespaces.NET or sandbox.private_net:
                 found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        found[namespaces.INNER] = found[namespaces.USER]
+        found[namespaces.USER] = namespaces.owner_of(found[namespaces.MNT])
         if sandbox.hidden:
             found[_TABLE] = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         # If the process had ended before, these could belong to another one.

@@ -1,4 +1,4 @@
-"""Steps of the children of a sandboxed start before they execute bubblewrap or the first process of a PID namespace.
+"""Steps of the children of a sandboxed start.
 
 It runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
 
@@ -25,50 +25,53 @@ MNT: Final = "mnt"
 ALL: Final = (USER, NET, MNT)
 """The namespaces of an instance, in the order of entering."""
 
+INNER: Final = "inner"
+"""The user namespace of the commands, below that of the instance; no further one can be made in it."""
+
 _KINDS: Final = {USER: 0x10000000, NET: 0x40000000, MNT: 0x20000}
 _CLONE_NEWNS: Final = 0x20000
 _CLONE_NEWPID: Final = 0x20000000
+_CLONE_NEWIPC: Final = 0x8000000
+_CLONE_NEWUTS: Final = 0x4000000
+_CLONE_NEWCGROUP: Final = 0x2000000
+_CLONE_PARENT: Final = 0x8000
+_MS_MOVE: Final = 0x2000
+_MS_NOSUID_NODEV: Final = 0x6
+_PR_SET_DUMPABLE: Final = 4
+_OWNER: Final = 0xB701
+"""NS_GET_USERNS."""
+_WORDS: Final = 1 << 16
+_HOST: Final = "sandbox"
 _MS_NOSUID_NODEV_NOEXEC: Final = 0xE
 _MS_NOSUID_NOEXEC: Final = 0xA
 _OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
 
-LIFE_FD, STDERR_FD, SECCOMP_FD, ARGS_FD, INFO_FD, GO_FD, SAID_FD = range(3, 10)
-"""STDERR_FD is the command's own standard error; bubblewrap reports to us on 2."""
+ARGS_FD, INFO_FD = 3, 4
 _ABOVE: Final = 32
 """Descriptors are moved above this number before each gets its final number."""
 
 GO: Final = b"g"
-_GO_S: Final = 600.0
-"""How long a first process with its marker waits for GO: far longer than a launch may take."""
-UNTOLD: Final = 113
-"""Exit status of a process that would have become a command and was not told to go."""
-WAITER: Final = (
-    f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit {UNTOLD}; echo {GO.decode()} >&{LIFE_FD};"
-    f' exec {LIFE_FD}>&- {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD}; exec {STDERR_FD}>&-; export "$mark"; exec "$@"'
-)
-"""The command's process before its exec: it reports that the sandbox stands, and waits for its marker.
 
-With the marker it tells the first process to stay. Without, it ends with UNTOLD, which is not a command's status.
-"""
-_WAITING: Final = f"\0{WAITER}\0".encode()
-
-_SETSID: Final = "/usr/bin/setsid"
 _SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
 
 
-def in_child(work: Callable[[], NoReturn], said: int) -> int:
+def in_child(work: Callable[[], NoReturn], said: int, *, move: bool = True) -> int:
     """Fork a child that does `work` as in `reporting`; its pid."""
     pid = os.fork()
     if pid == 0:
-        reporting(work, said)
+        reporting(work, said, move=move)
     return pid
 
 
-def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
-    """In a forked child: do `work`, and write `!errno` to `said` if it fails."""
+def reporting(work: Callable[[], NoReturn], said: int, *, move: bool = True) -> NoReturn:
+    """In a forked child: do `work`, and write `!errno` to `said` if it fails.
+
+    `move`: `work` may use the number of `said` for another descriptor, and closes none that it does not know.
+    """
     number, place = 0, ""
     try:
-        said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        if move:
+            said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
         work()
     except OSError as error:
         number = error.errno or 0
@@ -104,24 +107,66 @@ def join(namespaces: Mapping[str, int]) -> None:
             linux.checked(linux.libc.setns(namespaces[name], _KINDS[name]))
 
 
+def owner_of(namespace: int) -> int:
+    """The user namespace that owns a mount namespace; source: ioctl_ns(2)."""
+    return fcntl.ioctl(namespace, _OWNER)
+
+
 def be_apart() -> None:
-    """Get own mounts; the next child is the first process of a PID namespace."""
-    linux.checked(linux.libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
-    # Bubblewrap would make all other devices too, which takes 40 % of its time.
+    """Get own mounts, host name, and objects of System V; the next child is the first process of a PID namespace."""
+    linux.checked(linux.libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS))
+    # A kernel may lack it.
+    linux.libc.unshare(_CLONE_NEWCGROUP)
+    socket.sethostname(_HOST)
     linux.checked(linux.libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
+    mount_fresh(places.SHM, places.RUN_BYTES * 4)
 
 
-def waits(pid: int) -> bool:
-    """Whether this process waits to become a command, or is just about to."""
+def mount_fresh(place: str, size: int) -> None:
+    """Mount an empty directory in memory, for this command only."""
+    options = f"mode=0755,size={size}".encode()
+    linux.checked(linux.libc.mount(b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID_NODEV, options), place)
+
+
+def own_processes() -> None:
+    """Show the processes of the new PID namespace in /proc, once its first process has mounted them."""
+    linux.checked(linux.libc.mount(places.PROC.encode(), b"/proc", None, _MS_MOVE, None), "/proc")
+
+
+def sibling() -> int:
+    """Fork a child of our parent, which alone gets its wait status; its pid, and 0 in the child."""
+    # By the kernel's call: os.fork makes children of our own only. This process has one thread.
+    return linux.checked(linux.held.syscall(linux.CLONE, _CLONE_PARENT, 0, 0, 0, 0))
+
+
+def drop_all(inner: int, program: bytes, *, seen: bool) -> None:
+    """Enter the inner user namespace and give up all capabilities for good, with a filter of system calls.
+
+    The mounts and the first process belong to the outer one, so nothing can change them any more. `seen`: our user may
+    look at this process, as at those that have executed a program.
+    """
+    linux.checked(linux.libc.setns(inner, _KINDS[USER]))
+    linux.give_up_capabilities()
+    if seen:
+        linux.libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    linux.filter_calls(program)
+
+
+def waits(pid: int, supervisor: int) -> bool:
+    """Whether this process was forked by a supervisor like this one, and has not executed a program yet."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
-            return _WAITING in file.read(len(_WAITING) + 64)
+        return _words(pid) == _words(supervisor)
     except OSError:
         return False
 
 
+def _words(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+        return file.read(_WORDS)
+
+
 def first_process(life: int, mounted: int) -> NoReturn:
-    """Be the first process of the namespace: mount its /proc, then stay if `life` gives a marker and GO.
+    """Be the first process of the namespace: mount its /proc, then stay if `life` gives a marker.
 
     With SIGCHLD ignored the kernel reaps all orphans (wait(2)). If `life` closes instead, end.
     """
@@ -130,39 +175,21 @@ def first_process(life: int, mounted: int) -> NoReturn:
     linux.checked(linux.libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
     _number_anew()
     os.write(mounted, b".")
-    # Only the open descriptors: the limit can be a billion.
-    for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
-        if fd != life:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-    mark = told(life)
-    if mark is None:
+    close_but(life)
+    os.closerange(0, 3)
+    # One write has it all (pipe(7)); if the writer has ended, nothing.
+    mark = os.read(life, 4096)
+    if not mark:
         os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    os.setsid()
     for path in _SLEEPERS:
         with contextlib.suppress(OSError):
-            # It gets its own POSIX session only with its marker: recovery takes it for unborn before.
-            os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
+            os.execve(path, ["sleep", "infinity"], {layout.MARKER.encode(): mark.rstrip()})  # noqa: S606 - the point of it
     while True:
         signal.pause()
-
-
-def told(life: int, patience_s: float = _GO_S) -> bytes | None:
-    """The marker that `life` gives before GO; None if it closes, or stays silent after a part.
-
-    A bubblewrap killed during its fork leaves a child that holds `life` forever, hence the timeout.
-    """
-    said = b""
-    while not said.partition(b"\n")[2].startswith(GO):
-        if said and not select.select([life], [], [], patience_s)[0]:
-            return None
-        data = os.read(life, 4096)
-        if not data:
-            return None
-        said += data
-    return said.partition(b"\n")[0]
 
 
 def _number_anew() -> None:
@@ -188,6 +215,15 @@ def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
     # Not before: the supervisor may have more open descriptors than a command may have.
     spawn.lower_descriptor_limit()
     os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
+
+
+def close_but(*fds: int) -> None:
+    """Close all descriptors above 2 except these."""
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 30)
 
 
 def options_in_memory(name: str, words: Iterable[str]) -> int:

@@ -1,12 +1,11 @@
 """Restores covers in a running sandbox, by a child that enters it.
 
-Sources: setns(2), ioctl_ns(2), move_mount(2).
+Sources: setns(2), move_mount(2).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -25,8 +24,6 @@ STANDS: Final = "stands"
 ABSENT: Final = "absent"
 FAILED: Final = "failed"
 
-_OWNER: Final = 0xB701
-"""NS_GET_USERNS."""
 _TRIES: Final = 50
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,7 +37,7 @@ Result = tuple[str, int, int]
 def namespaces_of(pid: int) -> dict[str, int]:
     """Descriptors of the mount namespace of a process, and of its user namespace; OSError if the process has gone."""
     with kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
-        return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
+        return {namespaces.USER: namespaces.owner_of(mounts), namespaces.MNT: mounts}
 
 
 def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from shellback.exec.supervisor.records.records import Records
 from shellback.exec.supervisor.sandbox import pins
 from shellback.exec.supervisor.sandbox.bwrap import words_in
 from shellback.exec.supervisor.sandbox.instances import Instances
-from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.stubs import Stubs
 from shellback.exec.wire import layout, linux
@@ -36,12 +36,9 @@ _AGAIN_S: Final = 0.05
 
 
 class Sandboxes:
-    def __init__(
-        self, loop: Loop, home: str, records: Records, keeper: link.Line, diary: Diary, orphans: Orphans
-    ) -> None:
+    def __init__(self, loop: Loop, home: str, records: Records, keeper: link.Line, diary: Diary) -> None:
         self._records = records
         self._loop = loop
-        self.orphans = orphans
         self.losses = Losses(loop, diary.note)
         self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
         self.uncovered: Callable[[Job], None] = lambda _job: None
@@ -104,7 +101,6 @@ class Sandboxes:
                 request=request,
                 sandbox=sandbox,
                 streams=streams,
-                orphans=self.orphans,
                 instances=self.instances,
                 started=gone_well,
                 failed=gone_wrong,

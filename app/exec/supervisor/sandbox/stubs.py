@@ -59,6 +59,8 @@ class Stubs:
         if new:
             self._list()
         for path, text in files.items():
+            if os.path.lexists(path):
+                continue
             with contextlib.suppress(OSError):
                 make(path, text.encode(), owner)
 

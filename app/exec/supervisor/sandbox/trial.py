@@ -19,7 +19,7 @@ from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.process import link, procfs, spawn
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox.instances import Instances
-from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched
 from shellback.exec.supervisor.sandbox.losses import Losses, Place
 from shellback.exec.wire import linux
 from shellback.exec.wire.protocol import Refused, StartRequest
@@ -116,7 +116,6 @@ class Trial:
             request=self._request,
             sandbox=self._sandbox,
             streams=self._streams,
-            orphans=Orphans(),
             instances=self.instances,
             started=self._started,
             failed=lambda number, text: self._failed(COMMAND, number, text),

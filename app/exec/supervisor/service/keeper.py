@@ -23,7 +23,6 @@ from typing import Final
 
 from shellback.exec.supervisor.process import channels, link, procfs, queries, spawn
 from shellback.exec.supervisor.records.diary import Diary, plain
-from shellback.exec.supervisor.sandbox.launching import Orphans
 from shellback.exec.supervisor.service import recovery
 from shellback.exec.supervisor.service.requests import Requests
 from shellback.exec.supervisor.service.supervisor import Supervisor
@@ -294,12 +293,10 @@ def supervise(config: Config, legacy: link.Legacy, ready: int) -> int:
         diary.note("another supervisor holds the lock")
         return LOCKED
 
-    orphans = Orphans()
-
     def serve() -> None:
         status = 70
         try:
-            supervisor = Supervisor(config.home, legacy, diary, orphans)
+            supervisor = Supervisor(config.home, legacy, diary)
             recovery.recover(supervisor, legacy)
             Requests(supervisor, folder, config.idle_s)
             if ready >= 0:
@@ -317,7 +314,7 @@ def supervise(config: Config, legacy: link.Legacy, ready: int) -> int:
     bell = _bell()
     threading.Thread(target=serve, name="serve").start()
     while True:
-        _reap(orphans)
+        _reap()
         os.read(bell, 4096)
 
 
@@ -334,10 +331,9 @@ def _bell() -> int:
     return bell
 
 
-def _reap(orphans: Orphans) -> None:
+def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)) is not None:
-            orphans.leave(info.si_pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG | _WNOTHREAD)
 

@@ -30,7 +30,6 @@ _TRIES: Final = 3
 _STRAYS_S: Final = 1.0
 """Delay of the search for namespaces without a job; nothing waits for it."""
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
-_UNTOLD: Final = os.CLD_EXITED, namespaces.UNTOLD
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
 }  # fmt: skip
@@ -269,8 +268,9 @@ class _Recovery:
         return [
             proc
             for proc in ours
-            # In a sandbox it leads a POSIX session before it may go; a recorded command may imitate that.
-            if proc.sid == own or ((proc.pid, proc.start) not in self._taken and namespaces.waits(proc.pid))
+            # In a sandbox it leads a POSIX session just before its exec; a recorded command may imitate that.
+            if proc.sid == own
+            or ((proc.pid, proc.start) not in self._taken and namespaces.waits(proc.pid, os.getpid()))
         ]
 
     def _note_start(self, job: Job) -> None:
@@ -316,7 +316,6 @@ class _Recovery:
             if one.sid == one.pid
             and one.start >= since
             and (one.pid, one.start) not in self._taken
-            and not (isinstance(one, link.Dead) and (one.code, one.status) == _UNTOLD)
             and self._markers.get(one.pid) in {None, name}
         }
 

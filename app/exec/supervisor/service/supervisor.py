@@ -21,7 +21,6 @@ from shellback.exec.supervisor.records.ledger import Ledger
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
 from shellback.exec.supervisor.sandbox import sandboxes
-from shellback.exec.supervisor.sandbox.launching import Orphans
 from shellback.exec.supervisor.sandbox.losses import ENDED, MOST, Place, Watch, covers_of_container
 from shellback.exec.supervisor.sandbox.sandboxes import Sandboxes
 from shellback.exec.wire import crashpoints, layout, linux
@@ -34,7 +33,7 @@ _SURVIVORS: Final = 64
 
 
 class Supervisor:
-    def __init__(self, home: str, legacy: link.Legacy, diary: Diary, orphans: Orphans) -> None:
+    def __init__(self, home: str, legacy: link.Legacy, diary: Diary) -> None:
         self.diary = diary
         self._home = home
         self.loop = Loop()
@@ -50,7 +49,7 @@ class Supervisor:
         self.uncovering: Callable[[Job], None] = lambda _job: None
         self.changed: Callable[[], None] = lambda: None
         self.keeper = link.Line(self.loop, legacy, self.told, self._keeper_gone)
-        self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary, orphans)
+        self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary)
         self.sandboxes.lost, self.sandboxes.uncovered = self.lost, self.end_uncovered
         self.descriptors = spawn.raise_descriptor_limit()
         self.killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
@@ -142,7 +141,6 @@ class Supervisor:
         crashpoints.reach("supervisor.exit_seen")
         self.end(job, info.si_code, info.si_status)
         os.waitid(os.P_PIDFD, job.pidfd, os.WEXITED)
-        self.sandboxes.orphans.reaped(job.pid)
         crashpoints.reach("supervisor.reaped")
         self._close_pidfd(job)
 
