@@ -14,6 +14,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
@@ -76,7 +77,12 @@ class Handlers:
         offer = self.offer
         if not offer.gate:
             return ListToolsResult(tools=[])
-        found = listing.chosen(await (await self.loaded.hands()).tools(), offer.groups)
+        try:
+            found = listing.chosen(await (await self.loaded.hands()).tools(), offer.groups)
+        except Exception as error:
+            if (text := offer.worded(error)) is None:
+                raise
+            raise MCPError(INTERNAL_ERROR, text) from None
         return ListToolsResult(tools=[Tool.model_validate(one, by_name=False) for one in found])
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:

@@ -175,9 +175,7 @@ async def test_at_sigterm_and_at_the_end_of_its_input_the_server_leaves_and_proc
             session = await asyncio.to_thread(on.session, f"# {number}")
             if number is not None:
                 one.kill(number)
-            else:
-                task.cancel()
-        with suppress(MCPError, asyncio.CancelledError):
+        with suppress(MCPError):
             await task
         assert "Traceback" not in one.log
         found = on.session(f"# {number}")
@@ -212,7 +210,7 @@ async def test_bad_input_is_an_error_with_its_cause_and_the_connection_goes_on(o
     async with client(on, DATABASE_URL="postgresql://nobody@127.0.0.1:1/none") as one:
         result = await one.call("process_list")
         assert result.is_error
-        assert "database" in text_of(result)
+        assert "no connection to postgresql" in text_of(result)
 
 
 def test_without_a_client_and_with_wrong_options_it_says_so(on: Stage) -> None:
@@ -276,7 +274,11 @@ def test_the_next_start_gives_the_same_answers_once_before_the_sdk_is_loaded(on:
             answers = [json.loads(process.stdout.readline()) for _ in requests]
             assert [answer["id"] for answer in answers] == [f"a{number}", f"b{number}"]
             told.append([answer["result"] for answer in answers])
-            call = {"id": "c", "method": "tools/call", "params": {"name": "process_list", "arguments": {}}}
+            call: dict[str, Any] = {
+                "id": "c",
+                "method": "tools/call",
+                "params": {"name": "process_list", "arguments": {}},
+            }
             process.stdin.write(json.dumps({"jsonrpc": "2.0", **call}) + "\n")
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["id"] == "c", "what the SDK answers later is not sent"

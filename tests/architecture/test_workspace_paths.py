@@ -59,6 +59,8 @@ JUSTIFIED: dict[str, str] = {
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
     "exec/wire/": "the state directory, and the tables of /proc",
     "exec/watching/conditions.py": STATE,
+    "mcp_server/replay.py": f"{STATE}; the names and times of the program's own sources",
+    "mcp_server/stdio.py": "the null device, in place of standard input",
     "orders.py": STATE,
     "storage/": STATE,
     "work/hosts/generation.py": STATE,
