@@ -40,6 +40,7 @@ from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed, refusal
 from shellback.work.errors import ApprovalSettled
+from shellback.work.hosts import hosts
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.queues import Enqueuer, decisions_queue
@@ -52,6 +53,7 @@ LATE_S: Final = 3.0
 """A call that was told to return has this long to do so."""
 LOOK_S: Final = 5.0
 """The time between two looks for a decision whose ring was lost."""
+HEARTBEAT_S: Final = 5.0
 FRESH_S: Final = 600.0
 """The time for which a conversation is known to exist."""
 ARGS_BYTES: Final = 1024 * 1024
@@ -118,7 +120,7 @@ class Calls:
         await self.doorbell.listen(self.turn_id, {decisions_queue(self.host_id): self._ring})
         for service in self.beside:
             await service.start()
-        for run in self.loops:
+        for run in (*self.loops, *((self._beat,) if self.database.dialect != "sqlite" else ())):
             self._later(run())
 
     async def stop(self) -> None:
@@ -153,6 +155,15 @@ class Calls:
                 return await self._run(conversation, asked, None, until)
             except ApprovalRequired:
                 return await self._approved(conversation, asked, until)
+
+    async def _beat(self) -> None:
+        """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
+        while True:
+            try:
+                await self.database.write(hosts.heard_of, self.host_id)
+            except Exception as error:  # noqa: BLE001 - the next beat may find the database again
+                log.warning("the lease of this host was not renewed: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _conversation(self, client: str) -> str:
         name = self.conversation or requests.name_for(client, self.engine.workspace, self.host_id)

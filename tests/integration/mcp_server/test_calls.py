@@ -15,7 +15,7 @@ from shellback.exec.core.model import Delivery, SessionState
 from shellback.mcp_server import calls as of_calls
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.calls import Calls
-from shellback.storage.tables import audit, mailbox, sessions, turns
+from shellback.storage.tables import audit, hosts, mailbox, sessions, turns
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
@@ -262,6 +262,18 @@ async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_f
             names.append(session.conversation_id)
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("mcp.a-client.workspace.")
+
+
+@pytest.fixture
+def shared(postgres_url: str) -> Generator[Stage]:
+    with stage(postgres_url) as made:
+        yield made
+
+
+async def test_a_server_renews_the_lease_of_its_host(shared: Stage) -> None:
+    renewed = sa.select(hosts.c.heartbeat_at).where(hosts.c.host_id == shared.where.host_id)
+    async with connected(shared):
+        await asyncio.to_thread(shared.until, "a heartbeat", lambda: shared.scalars(renewed))
 
 
 async def test_a_stop_denies_what_waits_and_a_change_is_refused(on: Stage) -> None:
