@@ -51,7 +51,7 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
         gate=settings.enable_execute,
         groups=groups,
         switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
-        open=lambda: _opened(settings, conversation),
+        enter=lambda: _opened(settings, conversation),
         worded=known_error,
     )
     try:

@@ -27,14 +27,14 @@ AHEAD: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What is offered to the client: `open` makes the hands, in a thread; `worded` is the text of a known error."""
+    """What is offered to the client: `enter` makes the hands, in a thread; `worded` is the text of a known error."""
 
     home: Path
     workspace: Path
     gate: bool
     groups: Collection[str]
     switches: str
-    open: Callable[[], AbstractContextManager[Hands]]
+    enter: Callable[[], AbstractContextManager[Hands]]
     worded: Callable[[Exception], str | None]
 
     @property
@@ -76,7 +76,7 @@ class Loaded:
 
     async def _load(self) -> Hands:
         # In a thread: the imports alone take seconds, in which the client may ask other things.
-        hands = await asyncio.to_thread(self._stack.enter_context, self.offer.open())
+        hands = await asyncio.to_thread(self._stack.enter_context, self.offer.enter())
         try:
             await hands.start()
         except BaseException:
