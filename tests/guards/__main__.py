@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import queue
 import re
@@ -32,6 +33,7 @@ PASSED, FAILED = 0, 1
 JOBS: Final = 2 * (os.cpu_count() or 1)
 """More than cores, since without its guard a test often waits for what does not come."""
 _SECONDS: Final = itertools.count()
+_WITHIN: Final = "take away no further guard after this time; those whose files changed last come first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.guards", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="guards whose name has this in it")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"copies at a time ({JOBS} here)")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help=_WITHIN)
     options = parser.parse_args(argv)
     if shutil.which("git") is None:
         print("guards: not installed: apt install git", file=sys.stderr)
@@ -68,20 +71,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         copies = queue.SimpleQueue[Path]()
         for _ in range(options.jobs):
             copies.put(stack.enter_context(_copy()))
-        return _check(guards, copies, options.jobs)
+        if options.within < math.inf:
+            guards = _newest_first(guards)
+        return _check(guards, copies, options.jobs, options.within)
 
 
-def _check(guards: Sequence[Guard], copies: queue.SimpleQueue[Path], jobs: int) -> int:
+def _newest_first(guards: Sequence[Guard]) -> Sequence[Guard]:
+    """By the last commit to the files that each changes."""
+    log = ["git", "log", "--format=format:", "--name-only"]
+    named = subprocess.run(log, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    ages = {name: age for age, name in reversed(list(enumerate(named)))}
+    return sorted(guards, key=lambda guard: min(ages.get(change.file, 0) for change in guard.changes))
+
+
+def _check(guards: Sequence[Guard], copies: queue.SimpleQueue[Path], jobs: int, within_s: float) -> int:
     began = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         findings: list[Finding] = []
-        for finding in pool.map(partial(_try, copies), guards):
+        for finding in pool.map(partial(_try, copies, began + within_s), guards):
+            if finding is None:
+                continue
             findings.append(finding)
             print(f"{len(findings)}/{len(guards)} {finding.guard.name}: {finding.trouble or 'red'}", file=sys.stderr)
     print("the tests that turned red, with every guard in place", file=sys.stderr, flush=True)
     red, complaint = _control({finding.red for finding in findings} - {""}, copies, jobs)
     findings = [replace(one, trouble=f"{one.red} is red with it too") if one.red in red else one for one in findings]
     print(_table(findings, time.monotonic() - began))
+    if left := len(guards) - len(findings):
+        print(f"{left} of {len(guards)} guards were left in place, because {within_s:.0f} s were over")
     for finding in findings:
         if finding.trouble:
             print(f"guards: {finding.guard.name}: {finding.trouble}", file=sys.stderr)
@@ -169,8 +186,10 @@ def _red(printed: str) -> list[str]:
     return re.findall(r"^FAILED (\S+?\[.*?\]|\S+)(?: - |$)", printed, re.MULTILINE)
 
 
-def _try(copies: queue.SimpleQueue[Path], guard: Guard) -> Finding:
+def _try(copies: queue.SimpleQueue[Path], until: float, guard: Guard) -> Finding | None:
     began = time.monotonic()
+    if began > until:
+        return None
     red = trouble = ""
     with _taken(copies) as directory, _taken_away(guard, directory):
         try:
