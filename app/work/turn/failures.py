@@ -47,16 +47,20 @@ def model_steps() -> StepConfig:
     return cast("StepConfig", options)
 
 
-def answerable(error: Exception) -> Exception | None:
+def answerable(error: Exception, *, leaving: bool) -> Exception | None:
     """The error to answer with; None if the turn is retried instead (storage, supervisor and DBOS errors).
 
-    Other code of the agent is not retried: it would fail again, and its tools would act twice.
+    Other code of the agent is not retried: it would fail again, and its tools would act twice. But a RuntimeError
+    while the worker is `leaving` may be that of its threads, which are gone.
     """
     if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
         return error.errors[-1]
     if isinstance(error, AgentRunError | UserError):
         return error
     if isinstance(error, StorageError | SQLAlchemyError | ExecError | dbos_error.DBOSException):
+        return None
+    if leaving and type(error) is RuntimeError:
+        log.warning("the worker stopped during a turn, which is replayed: %s: %s", type(error).__name__, error)
         return None
     log.error("the agent's code failed", exc_info=error)
     return error

@@ -6,6 +6,7 @@ that was recorded with another order.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -99,6 +100,8 @@ class TurnRunner:
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the worker waits for its turns no longer."""
     first: set[str] = field(default_factory=set[str])
     """Items whose first execution runs here, and no other: nothing is recorded of their next steps."""
 
@@ -181,7 +184,7 @@ class TurnRunner:
             try:
                 result = await self._run_agent(conversation, begun, results, deps)
             except Exception as error:
-                if (cause := answerable(error)) is None:
+                if (cause := answerable(error, leaving=self.leaving.is_set())) is None:
                     raise
                 return await self._close_with_error(store, conversation, list(messages), deps, cause)
         return await self._close(store, result, deps)

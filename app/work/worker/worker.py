@@ -111,6 +111,7 @@ class Worker:
         config = self.config
         await self._count(partial(_register, config=config))
         await self.engine.start()
+        self.runner.leaving.clear()
         self._pool = dbos_engine(config.system_database_url)
         dbos = DBOS(config=self._dbos_config())
 
@@ -156,6 +157,7 @@ class Worker:
             await self._dispatch.stop()
         if self._launched:
             self._launched = False
+            self.runner.leaving.set()
             # The heartbeat continues until our turns have ended.
             drain_s = 0 if self.fallen.is_set() else int(self.config.drain_s)
             await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=drain_s, destroy_registry=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +23,10 @@ from shellback.work.hosts.takeover import GRACE_S, Takeover
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
 from shellback.work.queue.items import ItemType, Priority, WorkItem
+from shellback.work.queue.mailbox import Letter
 from shellback.work.turn import claims
 from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
+from shellback.work.turn.closing import Begun, Closed, close
 from shellback.work.turn.turn import TurnRunner
 from shellback.work.worker import worker as working
 from tests.databases import wait_until_locked_out
@@ -326,3 +328,35 @@ async def test_an_item_that_is_executed_twice_is_executed_until_both_have_ended(
         assert "i1" in runner.running
         ends[1].set()
     assert "i1" not in runner.running
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+async def test_what_fails_for_want_of_threads_while_the_worker_leaves_is_no_answer(leaving: bool) -> None:
+    """DBOS's threads are gone before its turns are: the turn is replayed."""
+    closed: list[Any] = []
+    without_threads = RuntimeError("cannot schedule new futures after shutdown")
+    letter = Letter(id=1, kind="message", payload={"text": "hello"})
+
+    class Anything:
+        async def write(self, act: Callable[..., object], *given: object, **_how: object) -> object:
+            if act is close:
+                closed.append(given)
+                return Closed("failed")
+            return Entry(epoch=1), Begun(gate=False, look=False, record=None, letters=[letter])
+
+        async def run(self, *_: object, **_how: object) -> None:
+            raise without_threads
+
+    anything: Any = Anything()
+    runner = TurnRunner(
+        database=anything, enqueuer=anything, agent=anything, propose=anything, gate=lambda: False, executor_id="b"
+    )
+    item = WorkItem(id="i1", type=ItemType.CHAT, priority=Priority.NORMAL, conversation_id="c1")
+    if leaving:
+        runner.leaving.set()
+        with pytest.raises(RuntimeError) as caught:
+            await runner.run(item.to_json())
+        assert caught.value is without_threads
+    else:
+        assert await runner.run(item.to_json()) == {"outcome": "failed"}
+    assert bool(closed) is not leaving
