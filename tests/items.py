@@ -138,7 +138,7 @@ class Given(Hearing):
         *,
         wish: Callable[[int], Wish | None] = lambda _: None,
         ended: bool = False,
-        recorded: Callable[[], Awaitable[None]] = hearing.nothing_waits,
+        recorded: Callable[[str], Awaitable[None]] = hearing.nothing_waits,
     ) -> None:
         super().__init__(cast("Any", None), None, recorded)
         self._letters, self._wish, self._ended = letters, wish, ended

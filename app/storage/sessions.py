@@ -153,7 +153,7 @@ def finish(
 ) -> Session:
     """Record the first end and tell the sink if the delivery is `callback`; later ends change nothing.
 
-    With `told_inline` an `inline` delivery becomes `settled`.
+    With `told_inline` an `inline` delivery becomes `settled`, also if another worker has recorded the end before.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -169,6 +169,8 @@ def finish(
     }
     row = conn.execute(rows.ENDED, {"key": session_id, **changes}).one_or_none()
     if row is None:
+        if told_inline:
+            _deliver(conn, session_id, Delivery.SETTLED)
         return _ended_before(conn, session_id, end)
     ended = rows.from_row(row)
     if sink is not None and ended.delivery is Delivery.CALLBACK:

@@ -153,6 +153,17 @@ async def test_an_end_that_a_call_waits_for_is_settled_with_it(store: SessionSto
     assert sink.told == []
 
 
+async def test_an_end_that_another_worker_recorded_is_settled_by_the_call_that_was_told_it(
+    store: SessionStore, sink: RecordingSink
+) -> None:
+    session = await store.claim(a_session(delivery=Delivery.INLINE))
+    await store.finish(session.id, EXITED)
+    ended = await store.finish(session.id, EXITED, told_inline=True)
+    assert ended.delivery is Delivery.SETTLED
+    assert not await store.hand_over(session.id)
+    assert sink.told == []
+
+
 async def test_a_call_that_waits_for_an_end_handed_over_before_leaves_it_to_the_callback(
     store: SessionStore, sink: RecordingSink
 ) -> None:

@@ -62,7 +62,8 @@ class Ends:
         self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
         self.inline: dict[SessionId, Session] = {}
         """Sessions whose starting call waits for the end, so that recording it settles it; as they are recorded."""
-        self._behind: dict[SessionId, asyncio.Future[None]] = {}
+        self._behind: dict[SessionId, tuple[str, asyncio.Future[None]]] = {}
+        """Told ends that are not recorded yet, each with its conversation."""
 
     def received(self, session_id: SessionId, end: SessionEnd) -> None:
         """Begin to record an end, unless it is being recorded; returns at once."""
@@ -124,15 +125,16 @@ class Ends:
         if self._recording:
             await asyncio.wait(self._recording.values(), timeout=up_to)
 
-    async def recorded(self) -> None:
-        """Wait until every end that was told so far is recorded. CancelledError if `stop` comes first."""
-        for behind in list(self._behind.values()):
-            await asyncio.shield(behind)
+    async def recorded(self, conversation_id: str) -> None:
+        """Wait until the ends that a conversation was told so far are recorded; CancelledError if `stop` is first."""
+        for of, behind in list(self._behind.values()):
+            if of == conversation_id:
+                await asyncio.shield(behind)
 
     async def stop(self) -> None:
         """Stop recording; the supervisor reports unrecorded ends to the next worker. Told ones get `FLUSH_S` before."""
         if self._behind:
-            await asyncio.wait(list(self._behind.values()), timeout=FLUSH_S)
+            await asyncio.wait([behind for _, behind in self._behind.values()], timeout=FLUSH_S)
         await cancelled(self._recording.values())
 
     async def _record(self, session_id: SessionId, end: SessionEnd) -> None:
@@ -167,12 +169,12 @@ class Ends:
         session = self.inline.get(session_id)
         if session is None or len(self._behind) >= BEHIND:
             return None
-        self._behind[session_id] = asyncio.get_running_loop().create_future()
+        self._behind[session_id] = session.conversation_id, asyncio.get_running_loop().create_future()
         began = end.began_at if session.started_at is None else session.started_at
         return replace(session, state=end.state, delivery=Delivery.SETTLED, end=end, started_at=began)
 
     def _release(self, session_id: SessionId, *, recorded: bool = True) -> None:
-        behind = self._behind.pop(session_id, None)
+        _, behind = self._behind.pop(session_id, ("", None))
         if behind is not None:
             behind.set_result(None) if recorded else behind.cancel()
 

@@ -195,9 +195,9 @@ class Engine:
         """Have a callback report the end, because no call waits for it any more; returns whether one will."""
         return await self.store.hand_over(session_id)
 
-    async def recorded(self) -> None:
-        """Wait until every end that a call was told is recorded; whoever keeps its answer waits for this first."""
-        await self._ends.recorded()
+    async def recorded(self, conversation_id: str) -> None:
+        """Wait until the ends that calls of a conversation were told are recorded: whoever keeps an answer does."""
+        await self._ends.recorded(conversation_id)
 
     @property
     def awaited(self) -> bool:
@@ -309,7 +309,7 @@ class Engine:
         return session
 
     async def _given_up(self, session: Session, error: ExecError) -> Session:
-        await self._ends.recorded()
+        await self._ends.recorded(session.conversation_id)
         if not isinstance(error, SupervisorUnreachable):
             return await self._recovery.abandon(session)
         self._unsure.add(session.id)

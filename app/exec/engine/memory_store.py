@@ -77,7 +77,9 @@ class MemorySessionStore(SessionStore):
         if session.end is not None:
             if session.state is SessionState.LOST and end.state is not SessionState.LOST:
                 log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
-            return session
+            if told_inline:
+                await self.settle_inline(session_id)
+            return self._sessions[session_id]
         settles = told_inline and session.delivery is Delivery.INLINE
         ended = replace(
             session,

@@ -63,6 +63,10 @@ class Known:
         runs = done.how in {"timeout", "waiting"}
         self._pending = _Pending(frame, Reader(self.log, done.upto)) if runs else None
 
+    def begins(self) -> None:
+        """Forget how it rested: if nobody hears how the next command ends, log and kernel are read again."""
+        self._rested = self.foreseen = None
+
     def typed(self) -> None:
         """Remember that input was typed."""
         self._rested = None

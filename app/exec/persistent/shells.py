@@ -267,6 +267,8 @@ class PersistentShells:
         facts: dict[str, object]
         held, shown = False, None
         try:
+            if again:
+                known.begins()
             done = await exchange.before(timeout_s=timeout_s) if again else None
             if done is None:
                 done = await self._run(session, known, exchange, command, timeout_s)
@@ -298,6 +300,7 @@ class PersistentShells:
             if not await known.ready():
                 raise ShellBusy(telling.BUSY.format(session.id))
             await exchange.clear()
+        known.begins()
         return await exchange.run(command, self._bounds(session, known), timeout_s=timeout_s, foreseen=foreseen)
 
     def _bounds(self, session: Session, known: Known) -> Bounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dbos import error as dbos_error
 from pydantic_ai.exceptions import (
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pydantic_ai.durable_exec.dbos import StepConfig
 
 log = logging.getLogger(__name__)
+
+_NO_THREADS: Final = ("cannot schedule new futures", "Executor shutdown has been called")
+"""Texts of Python when work is given to threads that were stopped."""
 
 
 def worth_retrying(error: BaseException) -> bool:
@@ -50,8 +53,8 @@ def model_steps() -> StepConfig:
 def answerable(error: Exception, *, leaving: bool) -> Exception | None:
     """The error to answer with; None if the turn is retried instead (storage, supervisor and DBOS errors).
 
-    Other code of the agent is not retried: it would fail again, and its tools would act twice. But a RuntimeError
-    while the worker is `leaving` may be that of its threads, which are gone.
+    Other code of the agent is not retried: it would fail again, and its tools would act twice. But while the worker is
+    `leaving`, its threads may be gone.
     """
     if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
         return error.errors[-1]
@@ -59,7 +62,7 @@ def answerable(error: Exception, *, leaving: bool) -> Exception | None:
         return error
     if isinstance(error, StorageError | SQLAlchemyError | ExecError | dbos_error.DBOSException):
         return None
-    if leaving and type(error) is RuntimeError:
+    if leaving and str(error).startswith(_NO_THREADS):
         log.warning("the worker stopped during a turn, which is replayed: %s: %s", type(error).__name__, error)
         return None
     log.error("the agent's code failed", exc_info=error)

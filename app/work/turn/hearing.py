@@ -95,7 +95,7 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return await DBOS.run_step_async({"name": name}, act)
 
 
-async def nothing_waits() -> None:
+async def nothing_waits(_conversation_id: str) -> None:
     """All ends are recorded."""
 
 
@@ -110,7 +110,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         self,
         database: Database,
         live: LiveBlocks | None = None,
-        recorded: Callable[[], Awaitable[None]] = nothing_waits,
+        recorded: Callable[[str], Awaitable[None]] = nothing_waits,
     ) -> None:
         self._db = database
         self._live = live
@@ -168,7 +168,7 @@ class Hearing(AbstractCapability[TurnDeps]):
             try:
                 return await _theirs(ctx, call, handler(args))
             finally:
-                await self._recorded()
+                await self._recorded(ctx.deps.conversation_id)
 
         async def act() -> tuple[bool, Any]:
             wish = await self.wished(ctx.deps)
@@ -182,7 +182,7 @@ class Hearing(AbstractCapability[TurnDeps]):
                 return False, answer
             finally:
                 # A result that is kept while its end is not would be told a second time after a crash.
-                await self._recorded()
+                await self._recorded(ctx.deps.conversation_id)
 
         answered, result = await recorded(f"tool.{call.tool_name}", act)
         reach("tool.returned")

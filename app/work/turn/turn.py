@@ -95,13 +95,13 @@ class TurnRunner:
     """Its events that are not written yet are written when the turn closes."""
     closed: Callable[[str], Awaitable[None]] = nothing_left
     """Called with the conversation id if a turn that closes leaves sessions; it never raises."""
-    recorded: Callable[[], Awaitable[None]] = nothing_waits
-    """Waits until every end that a call was told is recorded."""
+    recorded: Callable[[str], Awaitable[None]] = nothing_waits
+    """Waits until the ends that calls of this conversation were told are recorded."""
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the worker waits for its turns no longer."""
+    """Set when the worker stops; at its end, threads are gone before turns are."""
     first: set[str] = field(default_factory=set[str])
     """Items whose first execution runs here, and no other: nothing is recorded of their next steps."""
 
@@ -262,7 +262,7 @@ class TurnRunner:
 
     async def _closing(self, deps: TurnDeps, **more: Any) -> Closing:
         """The closing of a turn whose agent has run."""
-        await self.recorded()
+        await self.recorded(deps.conversation_id)
         events = await self.telling.rest(deps.turn_id, deps.epoch) if self.telling else ()
         return Closing(
             conversation_id=deps.conversation_id,

@@ -60,8 +60,9 @@ async def test_a_call_is_told_an_end_that_is_not_recorded_yet(engine: Engine, he
     assert (session.end.exit_code, session.delivery, session.started_at) == (3, Delivery.SETTLED, session.end.began_at)
     assert await row(engine, session) == (SessionState.CLAIMED, Delivery.INLINE)
     assert (await engine.registry.get(session.id)).end == session.end, "who asks in this process is told, too"
-    recorded = asyncio.ensure_future(engine.recorded())
+    recorded = asyncio.ensure_future(engine.recorded(session.conversation_id))
     assert not (await asyncio.wait((recorded,), timeout=0.05))[0]
+    await engine.recorded("another")
     held.let_go.set()
     await recorded
     assert await row(engine, session) == (SessionState.EXITED, Delivery.SETTLED)
@@ -73,7 +74,7 @@ async def test_an_end_that_was_told_is_recorded_as_told_however_often_it_is_trie
     held.failures = 2
     session = (await run(engine, "exit 3")).session
     held.let_go.set()
-    await engine.recorded()
+    await engine.recorded(session.conversation_id)
     assert await row(engine, session) == (SessionState.EXITED, Delivery.SETTLED)
     assert told.sessions == []
 
@@ -91,8 +92,8 @@ async def test_what_was_told_is_not_kept_where_it_cannot_be_recorded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ends, "FLUSH_S", 0.01)
-    await run(engine, "exit 3")
-    recorded = asyncio.ensure_future(engine.recorded())
+    session = (await run(engine, "exit 3")).session
+    recorded = asyncio.ensure_future(engine.recorded(session.conversation_id))
     await asyncio.sleep(0)
     await engine.stop()
     with pytest.raises(asyncio.CancelledError):

@@ -17,6 +17,7 @@ from shellback.exec.core.ports import Then
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.persistent import PersistentShells, ShellBusy
+from shellback.exec.persistent.exchange import runs
 from shellback.exec.persistent.marks import KEY_FILE, Names, found_in, last_mark, mark_named, opening
 from shellback.exec.persistent.payload import trigger
 from tests.execs import each_backend, origin
@@ -459,6 +460,21 @@ async def test_a_call_that_nobody_recorded_is_found_in_the_log(shell: Shell) -> 
     assert (again.output, again.exit_code) == ("begun\ndone\n", 4)
     assert await later.says("cat ran") == "x\n"
     await later.shells.expiry.stop()
+
+
+async def test_a_silent_command_whose_call_was_cancelled_is_not_disturbed_by_the_next_call(shell: Shell) -> None:
+    assert (await shell.exec("mkfifo gate")).exit_code == 0
+    task = asyncio.create_task(shell.exec("cat gate > got"))
+    gate = await asyncio.to_thread(open, shell.engine.workspace / "gate", "w")  # opens when the command reads
+    with gate:
+        await cancelled(task)
+        with pytest.raises(ShellBusy):
+            await shell.exec("echo other")
+        gate.write("all of it")
+    async with asyncio.timeout(SOON):
+        while runs(shell.log):
+            await Follower(shell.engine, shell.session).grown(shell.log.size(), timeout_s=1.0)
+    assert await shell.says("cat got") == "all of it"
 
 
 async def test_an_unfinished_line_of_a_person_is_no_obstacle(shell: Shell) -> None:

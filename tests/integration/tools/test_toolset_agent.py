@@ -339,10 +339,10 @@ async def test_a_directory_that_the_user_of_commands_cannot_enter_is_a_failed_st
     if os.access(engine.workspace / "shut", os.X_OK) and os.geteuid() != 0:
         pytest.skip("may enter everything")
     (answer,) = await converse(engine, ("execute", {"command": "touch ran", "cwd": "shut"}))
-    # In a sandbox bubblewrap says first what it could not do.
+    # In a sandbox the process that would become the command says first what it could not do.
     said, _, result = str(answer.content).rpartition("[could not be started: ")
     assert result.startswith("Permission denied (errno 13); nothing ran")
-    assert said.startswith("bwrap: Can't chdir to ") == (each_backend == "bubblewrap") == bool(said)
+    assert said == (f"{engine.workspace / 'shut'}: Permission denied\n" if each_backend == "bubblewrap" else "")
     assert (answer.metadata["state"], answer.metadata["exit_code"]) == ("start_failed", None)
     assert told.sessions == []
     (answer,) = await converse(engine, ("execute", {"command": "touch ran", "cwd": "shut", "background": True}))

@@ -277,7 +277,8 @@ async def test_a_result_is_kept_after_the_ends_that_it_tells_are_recorded(monkey
         order.append("result")
         return result
 
-    async def recorded() -> None:
+    async def recorded(conversation_id: str) -> None:
+        assert conversation_id
         order.append("ends")
 
     monkeypatch.setattr(hearing, "recorded", kept)

@@ -184,10 +184,10 @@ class Built:
 
     def _hold(self, init: int, main: int) -> None:
         """Open both processes while the helper, which does not reap, keeps the number of the first one."""
-        start = procfs.child(main, os.getpid()).start
         try:
+            start = procfs.child(main, os.getpid()).start
             self.main = Standing(main, start, os.pidfd_open(main))
-        except OSError:
+        except (OSError, ValueError):
             give_up(main)
             raise
         with kept(os.pidfd_open(init)) as fd:

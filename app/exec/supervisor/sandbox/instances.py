@@ -259,8 +259,8 @@ def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:
         for name in namespaces.ALL:
             if name != namespaces.NET or sandbox.private_net:
                 found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        found[namespaces.INNER] = found[namespaces.USER]
-        found[namespaces.USER] = namespaces.owner_of(found[namespaces.MNT])
+        outer = namespaces.owner_of(found[namespaces.MNT])
+        found[namespaces.INNER], found[namespaces.USER] = found[namespaces.USER], outer
         if sandbox.hidden:
             found[_TABLE] = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         # If the process had ended before, these could belong to another one.
