@@ -161,6 +161,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "findings show": [["f"], [HOSTILE]],
     "kill": [[HOSTILE], ["{session}"]],
     "logs": [[HOSTILE], ["{session}"], ["--json", "{plain}"], ["--since", HOSTILE, "x"]],
+    "mcp": [["--tools", HOSTILE]],
     "migrate": [[], [HOSTILE]],
     "policy check": [[HOSTILE]],
     "policy explain": [[f"cat {HOSTILE}"], [HOSTILE]],
