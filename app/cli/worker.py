@@ -81,12 +81,15 @@ def _announce(settings: Settings, chosen: Choice) -> None:
 def _taken(taken: ExecutorTaken, settings: Settings) -> str:
     host = os.uname().nodename if taken.host == "this host" else taken.host
     who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
-    remedy = (
-        "Stop it: a SQLite database has one worker. (On Postgres, give each worker of a host its own WORKER_NAME)"
-        if settings.database_url.startswith("sqlite")
-        else "Stop it, or set WORKER_NAME to another name"
+    if settings.database_url.startswith("sqlite"):
+        return (
+            f"a worker or an MCP server of this state directory is already running: {who}. Stop it, because SQLite has "
+            "one of them at a time, or give the MCP server a SHELLBACK_HOME of its own. (On Postgres several run, each "
+            "worker of a host with its own WORKER_NAME)"
+        )
+    return (
+        f"a worker with the name {taken.name!r} is already running: {who}. Stop it, or set WORKER_NAME to another name"
     )
-    return f"a worker with the name {taken.name!r} is already running: {who}. {remedy}"
 
 
 async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:

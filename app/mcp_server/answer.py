@@ -33,15 +33,19 @@ class Hands(Protocol):
     """What carries out calls."""
 
     async def start(self) -> None:
-        """Start the engine; a supervisor is started if none runs."""
+        """Start the engine; a supervisor is started if none runs.
+
+        Raises:
+            ExecutorTaken: On SQLite a worker or another server uses the state directory.
+        """
         ...
 
     async def stop(self) -> None:
-        """Let go; processes run on."""
+        """Let go, also after a start that failed; processes run on."""
         ...
 
     async def tools(self) -> list[dict[str, Any]]:
-        """All tools as clients are told."""
+        """All tools as clients are told; also before the start."""
         ...
 
     async def call(self, asked: Asked) -> Answer:

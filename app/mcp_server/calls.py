@@ -11,12 +11,14 @@ import contextlib
 import json
 import logging
 import time
-import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
+import sqlalchemy as sa
 from pydantic import ValidationError
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed
@@ -54,10 +56,19 @@ LATE_S: Final = 3.0
 LOOK_S: Final = 5.0
 """The time between two looks for a decision whose ring was lost."""
 HEARTBEAT_S: Final = 5.0
+COUNT_S: Final = 300.0
 FRESH_S: Final = 600.0
 """The time for which a conversation is known to exist."""
 ARGS_BYTES: Final = 1024 * 1024
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
+
+
+class Held(Protocol):
+    """The lock of this server's executor id."""
+
+    def still_held(self) -> bool: ...
+
+    def release(self) -> None: ...
 
 
 class Service(Protocol):
@@ -103,29 +114,58 @@ class Calls:
     enqueuer: Enqueuer
     doorbell: Doorbell
     host_id: str
+    counted: Callable[[Callable[[sa.Connection], object]], object]
+    """Compares and raises the count that the database and the state directory keep. Blocks."""
+    hold: Callable[[], Held]
+    """Takes the lock of this server's executor id. Blocks."""
+    over: Callable[[sa.Connection, set[str]], set[str]]
+    """Which of these connections are over."""
     conversation: str | None
     bounds: Bounds
     outbox: Outbox
     beside: Sequence[Service] = ()
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    turn_id: str = field(default_factory=lambda: f"mcp:{uuid.uuid4().hex}")
+    turn_id: str
     """Names the connection where a turn's calls name their turn; no row of `turns` has it."""
+    _lock: Held | None = field(init=False, default=None)
     _opened: dict[str, float] = field(init=False, default_factory=dict[str, float])
+    _serving: Counter[str] = field(init=False, default_factory=Counter[str])
+    """The sessions of the calls that are being served, and by how many calls each."""
+    _leaving: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
     _tasks: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
     _rung: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def start(self) -> None:
-        """Connect to the supervisor, which is started if none runs, and listen for decisions."""
+        """Connect to the supervisor, which is started if none runs, and listen for decisions.
+
+        Raises:
+            ExecutorTaken: On SQLite a worker or another server uses the state directory: two engines would settle each
+                other's calls.
+        """
+        self._lock = await asyncio.to_thread(self.hold)
+        # Before the engine compares: sessions that an older state directory does not know are left to a person.
+        await self._count()
         await self.engine.start()
-        await self.doorbell.listen(self.turn_id, {decisions_queue(self.host_id): self._ring})
+        await self.doorbell.listen(self.turn_id, {decisions_queue(self.host_id): self._ring}, once=True)
         for service in self.beside:
             await service.start()
-        for run in (*self.loops, *((self._beat,) if self.database.dialect != "sqlite" else ())):
+        beat = (self._beat,) if self.database.dialect != "sqlite" else ()
+        for run in (*self.loops, self._go_on_counting, *beat):
             self._later(run())
 
     async def stop(self) -> None:
         """End processes whose lifetime is that of this connection, and let go; all others run on."""
-        await cancelled(self._tasks)
+        try:
+            await self._let_go()
+        finally:
+            if self._lock is not None:
+                lock, self._lock = self._lock, None
+                await asyncio.to_thread(lock.release)
+
+    async def _let_go(self) -> None:
+        if self._leaving:  # their ends are to be events
+            await asyncio.wait(self._leaving, timeout=LATE_S)
+        await cancelled([*self._leaving, *self._tasks])
         await self.doorbell.close()
         for service in self.beside:
             await service.stop()
@@ -149,24 +189,44 @@ class Calls:
         until = asyncio.get_running_loop().time() + WITHIN_S
         if len(json.dumps(asked.args)) > ARGS_BYTES:
             return _failed("the arguments of this call are longer than 1 MiB; nothing was done. Give less at once")
-        conversation = await self._conversation(asked.client)
-        with about(conversation=conversation):
-            try:
-                return await self._run(conversation, asked, None, until)
-            except ApprovalRequired:
-                return await self._approved(conversation, asked, until)
+        name = self.conversation or requests.name_for(asked.client, self.engine.workspace, self.host_id)
+        served = session_id(self._origin(name, asked))
+        self._serving[served] += 1
+        try:
+            conversation = await self._conversation(name)
+            with about(conversation=conversation):
+                try:
+                    return await self._run(conversation, asked, None, until)
+                except ApprovalRequired:
+                    return await self._approved(conversation, asked, until)
+        finally:
+            self._serving[served] -= 1
+            self._serving += Counter()  # without those at zero
 
     async def _beat(self) -> None:
         """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
         while True:
             try:
                 await self.database.write(hosts.heard_of, self.host_id)
+                if self._lock is not None and not await asyncio.to_thread(self._lock.still_held):
+                    self._lock = await asyncio.to_thread(self.hold)  # nobody else takes this name
             except Exception as error:  # noqa: BLE001 - the next beat may find the database again
                 log.warning("the lease of this host was not renewed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _conversation(self, client: str) -> str:
-        name = self.conversation or requests.name_for(client, self.engine.workspace, self.host_id)
+    async def _count(self) -> None:
+        await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))
+
+    async def _go_on_counting(self) -> None:
+        """Count as a worker does, so that a backup that is older than this is noticed."""
+        while True:
+            await asyncio.sleep(COUNT_S)
+            try:
+                await self._count()
+            except Exception as error:  # noqa: BLE001 - the next count may find the database again
+                log.warning("starts of this host were not counted: %s", error)
+
+    async def _conversation(self, name: str) -> str:
         known = name in self._opened
         if time.monotonic() - self._opened.get(name, -FRESH_S) >= FRESH_S:
             await self.database.write(requests.opened, name, self.host_id)
@@ -176,12 +236,17 @@ class Calls:
         return name
 
     async def _settle(self, conversation: str) -> None:
-        """Settle what an earlier connection left: calls that nobody waits for, and claims that were never started."""
-        for session in await self.engine.store.list(conversation_id=conversation):
-            if session.turn_id != self.turn_id and time.time() - session.created_at > LATE_S:
-                if session.delivery is Delivery.INLINE:
+        """Settle what connections that are over left: calls that nobody waits for, and claims that were never started.
+
+        Not that of a call which is being served: it is the repeat that goes on with it.
+        """
+        found = await self.engine.store.list(conversation_id=conversation)
+        over = await self.database.read(self.over, {one.turn_id for one in found} - {self.turn_id})
+        for session in found:
+            if session.turn_id in over and time.time() - session.created_at > LATE_S:
+                if session.delivery is Delivery.INLINE and session.id not in self._serving:
                     await self.engine.hand_over(session.id)
-                if session.state is SessionState.CLAIMED:
+                if session.state is SessionState.CLAIMED and session.id not in self._serving:
                     await self.engine.abandon(session.id)
 
     async def _approved(self, conversation: str, asked: Asked, until: float) -> Answer:
@@ -251,13 +316,20 @@ class Calls:
             if not (await asyncio.wait({run}, timeout=max(0.0, until - loop.time())))[0]:
                 self.engine.give_up(session_id(origin))
                 await asyncio.wait({run}, timeout=LATE_S)
-            return _answer(run.result()) if run.done() else _left(asked)
+            if not run.done():
+                return _left(asked)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until + LATE_S):
+                    # What this answer tells, the next call finds in the store.
+                    await self.engine.recorded(conversation)
+            return _answer(run.result())
         except (ToolFailed, ModelRetry) as error:
             return _failed(str(error))
         finally:
             if not run.done():
                 # Not here: the protocol cancels this task until it ends.
-                self._later(self._leave(run, origin))
+                self._leaving.add(task := loop.create_task(self._leave(run, origin)))
+                task.add_done_callback(self._leaving.discard)
 
     async def _leave(self, run: asyncio.Future[Any], origin: CallOrigin) -> None:
         """End a call that nobody waits for. What it has started runs on."""

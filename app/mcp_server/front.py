@@ -6,6 +6,7 @@ Their imports take seconds, and some clients drop a server, silently, that is no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import signal
@@ -48,41 +49,54 @@ class Loaded:
     """The hands, from when they are needed. A failure is told to the call that needs them; the next one tries again."""
 
     offer: Offer
+    _made: asyncio.Task[Hands] | None = None
     _hands: asyncio.Task[Hands] | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
-    def begin(self) -> asyncio.Task[Hands]:
-        """Load, unless that was begun."""
-        if self._hands is None or (self._hands.done() and (self._hands.cancelled() or self._hands.exception())):
-            self._hands = asyncio.get_running_loop().create_task(self._load())
-        return self._hands
+    async def made(self) -> Hands:
+        """The hands, not started; raises what kept them from being made."""
+        if self._made is None or _failed(self._made):
+            # In a thread: the imports alone take seconds, in which the client may ask other things.
+            making = asyncio.to_thread(self._stack.enter_context, self.offer.enter())
+            self._made = asyncio.get_running_loop().create_task(making)
+        return await asyncio.shield(self._made)
 
     async def hands(self) -> Hands:
-        """The hands; raises what kept them from being loaded."""
-        return await asyncio.shield(self.begin())
+        """The hands, started; raises what kept them from that."""
+        if self._hands is None or _failed(self._hands):
+            self._hands = asyncio.get_running_loop().create_task(self._load())
+        return await asyncio.shield(self._hands)
 
     async def close(self) -> bool:
         """Let go of everything; processes run on. False if a thread still loads: there is nothing to let go of."""
-        if self._hands is None:
-            return True
-        if not self._hands.done():
+        if self._hands is not None and not self._hands.done():
             self._hands.cancel()
             await asyncio.gather(self._hands, return_exceptions=True)
             return False
-        if not self._hands.cancelled() and self._hands.exception() is None:
+        if self._made is not None and not self._made.done():
+            return False
+        if self._hands is not None and not _failed(self._hands):
             await self._hands.result().stop()
         await asyncio.to_thread(self._stack.close)
         return True
 
     async def _load(self) -> Hands:
-        # In a thread: the imports alone take seconds, in which the client may ask other things.
-        hands = await asyncio.to_thread(self._stack.enter_context, self.offer.enter())
+        hands = await self.made()
         try:
             await hands.start()
         except BaseException:
-            await asyncio.to_thread(self._stack.close)
+            self._made, made = None, self._stack.pop_all()
+            try:
+                await hands.stop()  # or its engine would stay beside that of the next call
+            except Exception:
+                log.exception("what had started could not be let go of")
+            await asyncio.to_thread(made.close)
             raise
         return hands
+
+
+def _failed(task: asyncio.Task[Hands]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class Heard:
@@ -96,15 +110,22 @@ class Heard:
         self._queue = asyncio.Queue[str | None](AHEAD)
 
     async def read(self) -> None:
-        """Read until the client is gone."""
-        async for line in self._lines:
-            if (known := self._replay.answer(line)) is not None:
-                await self._out.write(known)
-                await self._out.flush()
-            self.first.set()
-            await self._queue.put(line)
+        """Read until the client is gone; then, and after a fault, whoever reads here is told of the end."""
+        try:
+            await self._read()
+        except Exception:
+            log.exception("the client's messages cannot be read on: the connection ends")
         self.first.set()
         await self._queue.put(None)
+
+    async def _read(self) -> None:
+        async for line in self._lines:
+            if (known := self._replay.answer(line)) is not None:
+                with contextlib.suppress(ConnectionError):  # the client is gone, which its input says too
+                    await self._out.write(known)
+                    await self._out.flush()
+            self.first.set()
+            await self._queue.put(line)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self

@@ -46,7 +46,7 @@ class Replay:
         if self._left <= 0 or len(line) > LONGEST:
             return None
         self._left -= 1
-        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
             message: Any = json.loads(line)
             method: str = message["method"]
             params: Any = message.get("params") or {}

@@ -65,6 +65,9 @@ def asked(
     """The request of this call; else that of an identical one, open or decided and not told; else a new one.
 
     So a client that repeats a call finds the decision, and a person is asked once.
+
+    Raises:
+        InvalidRequest: The request of this key is about something else.
     """
     mailbox.lock(conn, conversation_id)
     ours = sa.select(approvals).where(approvals.c.call_key == call.call_key)
@@ -90,7 +93,13 @@ def asked(
     )
     for query in (ours, same):
         if (row := conn.execute(query).mappings().one_or_none()) is not None:
-            return Request(**row)
+            found = Request(**row)
+            if found.used_by is None and (found.tool_name, found.digest) != (call.tool_name, call.digest):
+                raise InvalidRequest(
+                    "nothing was done: this key was used for another call, or what the call would do has changed "
+                    "since. Give each new call a key of its own"
+                )
+            return found
     asking.ask(conn, conversation_id, turn_id, 0, [call], ttl_s=ttl_s, outbox=outbox, limit=limit)
     return Request(**conn.execute(ours).mappings().one())
 

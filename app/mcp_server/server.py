@@ -78,7 +78,7 @@ class Handlers:
         if not offer.gate:
             return ListToolsResult(tools=[])
         try:
-            found = listing.chosen(await (await self.loaded.hands()).tools(), offer.groups)
+            found = listing.chosen(await (await self.loaded.made()).tools(), offer.groups)
         except Exception as error:
             if (text := offer.worded(error)) is None:
                 raise

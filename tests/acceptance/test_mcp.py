@@ -23,7 +23,7 @@ from mcp.types import CallToolResult, Implementation, RequestParamsMeta, TextCon
 from shellback.exec.core.model import SessionState
 from shellback.exec.tools.registry import tools
 from shellback.mcp_server import listing
-from shellback.storage.tables import turns
+from shellback.storage.tables import sessions, turns
 from tests.commands import OURS, PROGRAM, assert_refused, facts, shellback
 from tests.stage import Stage, stage
 
@@ -140,7 +140,28 @@ async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: 
     )
 
 
-async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_finds_all(on: Stage) -> None:
+@pytest.fixture
+def shared(postgres_url: str) -> Generator[Stage]:
+    with stage(postgres_url) as made:
+        yield made
+
+
+async def test_beside_a_worker_each_call_names_it_and_what_to_do_until_it_is_gone(on: Stage) -> None:
+    worker = on.hire()
+    async with client(on) as one:
+        assert (await one.session.list_tools()).tools
+        for _ in range(2):
+            result = await one.call("process_list")
+            assert result.is_error
+            assert f"nothing was done: process {worker.process.pid} on this host" in text_of(result)
+            assert "a SHELLBACK_HOME of its own" in text_of(result)
+        await asyncio.to_thread(worker.kill)
+        assert known(await one.call("process_list"))["total"] == 0
+        assert "Traceback" not in one.log
+
+
+async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_finds_all(shared: Stage) -> None:
+    on = shared
     on.hire()
     async with client(on, "--conversation", "build") as one:
         first = await one.approved("execute", "k1", command=WAITS, background=True)
@@ -165,6 +186,19 @@ async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_fin
     assert (on.workspace / "nonce").read_text() == "nonce\nsecond\n"
     assert on.scalars(sa.select(turns.c.id)) == [], "the worker beside it ran no turn"
     assert on.callbacks() == []
+
+
+async def test_a_repeat_after_a_kill_between_claim_and_start_is_what_starts_it(on: Stage) -> None:
+    async with client(on, "--conversation", "build") as one:
+        on.arm("claim.committed")
+        with pytest.raises(MCPError):
+            await one.approved("execute", "k1", command="echo nonce >> nonce")
+    assert not (on.workspace / "nonce").exists()
+    assert on.change(sa.update(sessions).values(created_at=1.0)) == 1
+    async with client(on, "--conversation", "build") as one:
+        again = await one.call("execute", "k1", command="echo nonce >> nonce")
+        assert known(again)["exit_code"] == 0
+    assert (on.workspace / "nonce").read_text() == "nonce\n"
 
 
 async def test_at_sigterm_and_at_the_end_of_its_input_the_server_leaves_and_processes_go_on(on: Stage) -> None:

@@ -32,7 +32,8 @@ class CallbackSink:
         """Record the news of `session`; part of the caller's transaction."""
         assert isinstance(tx, sa.Connection)
         payload = self._payload_of(session)
-        conversation = mailbox.open_conversation(tx, session.conversation_id, host_id=self._host_id)
+        driver = mailbox.driver_of(session.turn_id)
+        conversation = mailbox.open_conversation(tx, session.conversation_id, host_id=self._host_id, driver=driver)
         item = callback_item(session.conversation_id, session.id, payload)
         news = {**payload, "command": session.command}
         key = f"exit:{session.id}"

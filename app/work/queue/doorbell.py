@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ONCE: Final = ".once"
+"""How the name of a socket ends that no second listener will have."""
 RETRY_S: Final = 5.0
 HEARD_S: Final = 5.0
 """Within this time a notification to ourselves arrives, unless a pooler gives our connection to other clients."""
@@ -65,11 +67,14 @@ class Doorbell:
                     heard |= _knocked(f"{folder}/{name}")
         return heard
 
-    async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
-        """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker."""
+    async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]], *, once: bool = False) -> None:
+        """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker.
+
+        With `once` nobody will listen under this id again, so a ring removes what a crash has left of it.
+        """
         loop = asyncio.get_running_loop()
         for queue, ring in bells.items():
-            listener = _listener(self._directory, queue, executor_id)
+            listener = _listener(self._directory, queue, executor_id, once=once)
             self._sockets.append(listener)
             loop.add_reader(listener, _answer, listener, ring)
         if self._database.dialect != "sqlite":
@@ -138,9 +143,9 @@ def _prefix(queue: str) -> str:
     return f"{queue.partition('.')[0]}."
 
 
-def _listener(directory: Path, queue: str, executor_id: str) -> socket.socket:
+def _listener(directory: Path, queue: str, executor_id: str, *, once: bool) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
-    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32]
+    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (ONCE if once else "")
     (directory / name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with short(directory) as folder:
@@ -154,6 +159,12 @@ def _knocked(path: str) -> bool:
             ours.sendto(b"1", path)
         except BlockingIOError:
             return True  # earlier rings are unread, and are for this item too
+        except ConnectionRefusedError:
+            # Not that of a worker: the next one of its name may just have bound it.
+            if path.endswith(ONCE):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            return False
         except OSError:
             return False  # of a worker that has ended
     return True

@@ -29,6 +29,9 @@ AGENT: Final = "agent"
 MCP: Final = "mcp"
 """Who drives a conversation: an agent in turns, or an MCP client that makes its calls itself and is never woken."""
 
+CONNECTION: Final = "mcp:"
+"""How the id begins that names the connection of an MCP client where a turn's calls name their turn."""
+
 Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
 
 
@@ -58,6 +61,11 @@ def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str
         insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
     return row
+
+
+def driver_of(turn_id: str) -> str:
+    """Who drove the conversation when the turn or connection `turn_id` made its calls."""
+    return MCP if turn_id.startswith(CONNECTION) else AGENT
 
 
 def put(

@@ -36,7 +36,8 @@ class WatchWakes(WatchSink):
     def hit(self, tx: object, watch: Watch, hit: Hit) -> bool:
         """Record the news of `hit` in the caller's transaction; False if the previous hit is still unread."""
         assert isinstance(tx, sa.Connection)
-        conversation = mailbox.open_conversation(tx, watch.conversation_id, host_id=self._host_id)
+        driver = mailbox.driver_of(watch.turn_id)
+        conversation = mailbox.open_conversation(tx, watch.conversation_id, host_id=self._host_id, driver=driver)
         if hit.why_off is None and mailbox.is_unread(tx, f"watch:{watch.id}:{hit.number - 1}"):
             # An agent that is busy, or waits for a person, is told all of it at once, and has ignored nothing.
             return False

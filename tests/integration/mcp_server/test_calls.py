@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,19 +12,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import Delivery, SessionState
+from shellback.exec.core.model import Delivery, SessionId, SessionState
+from shellback.exec.core.watch import Hit, Watch
 from shellback.mcp_server import calls as of_calls
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.calls import Calls
-from shellback.storage.tables import audit, hosts, mailbox, sessions, turns
+from shellback.storage.errors import ExecutorTaken
+from shellback.storage.tables import audit, conversations, hosts, mailbox, sessions, turns
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.errors import ApprovalRefused, InvalidRequest
+from shellback.work.hosts import generation
 from shellback.work.queue import stream
 from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.watch_wakes import WatchWakes
 from shellback.work.turn import stopping
+from tests.commands import assert_refused, shellback
 from tests.items import unrung
 from tests.stage import Stage, stage
 
@@ -200,16 +206,71 @@ async def test_a_call_that_is_cancelled_leaves_its_process_to_the_conversation(o
     assert events(on, "exit")
 
 
+async def test_a_connection_that_ends_waits_until_what_its_calls_left_is_handed_over(
+    on: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    async with connected(on) as calls:
+        hand_over = calls.engine.hand_over
+
+        async def slow(session_id: SessionId) -> bool:
+            begun.set()
+            await go_on.wait()
+            return await hand_over(session_id)
+
+        monkeypatch.setattr(calls.engine, "hand_over", slow)
+        task = asyncio.create_task(calls.call(asked("execute", WAITS)))
+        request = await pending(on)
+        await asyncio.to_thread(on.decide, request)
+        session = await asyncio.to_thread(on.session, "nonce")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        stop = asyncio.create_task(calls.stop())
+        await begun.wait()
+        go_on.set()
+        await stop
+        assert {one.id: one.delivery for one in on.sessions()}[session.id] is Delivery.CALLBACK
+
+
+async def test_a_key_that_was_used_for_another_call_is_refused(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_calls, "WITHIN_S", 0.5)
+    async with connected(on) as calls:
+        first = await calls.call(asked("execute", {"command": "true"}))
+        for other in (asked("execute", {"command": "false"}), asked("write_file", {"path": "a", "content": "b"})):
+            with pytest.raises(InvalidRequest, match="this key was used for another call"):
+                await calls.call(other)
+        assert (await calls.call(asked("execute", {"command": "true"}))).facts["approval"] == first.facts["approval"]
+    assert len(on.requests()) == 1
+
+
+async def test_a_conversation_that_was_removed_is_made_again_as_that_of_a_client(on: Stage) -> None:
+    async with connected(on) as calls:
+        await approved(on, calls, asked("execute", {**WAITS, "background": True}))
+        on.change(sa.delete(conversations).where(conversations.c.id == NAME))
+        (on.workspace / "go").touch()
+        await asyncio.to_thread(on.until, "its end is an event", lambda: events(on, "exit"))
+        assert on.scalars(sa.select(conversations.c.driver)) == ["mcp"]
+        on.change(sa.delete(conversations).where(conversations.c.id == NAME))
+        session = on.sessions()[0].id
+        watch = Watch(
+            id="v1", session_id=session, conversation_id=NAME, turn_id=calls.turn_id, host_id=on.where.host_id,
+            kind="pattern", pattern="over",
+        )  # fmt: skip
+        on.write(WatchWakes(on.enqueuer, on.where.host_id).hit, watch, Hit(number=1, offset=5, at=1.0, upto=5))
+    assert on.scalars(sa.select(conversations.c.driver)) == ["mcp"]
+    assert on.scalars(sa.select(mailbox.c.id)) == []
+
+
 async def test_the_end_of_a_process_of_a_client_wakes_no_agent(on: Stage) -> None:
-    on.hire()
     async with connected(on) as calls:
         started = await approved(on, calls, asked("execute", {"command": "true", "background": True}))
         assert started.facts["session_id"]
         await asyncio.to_thread(on.until, "its end is an event", lambda: events(on, "exit"))
         with pytest.raises(InvalidRequest, match="belongs to an MCP client"):
             on.send("hello?", NAME)
-        # A message to an agent makes the round, and nothing else did.
-        await asyncio.to_thread(on.answer, on.send("hello"))
+    on.hire()
+    # A message to an agent makes the round, and nothing else did.
+    await asyncio.to_thread(on.answer, on.send("hello"))
     assert on.scalars(sa.select(turns.c.conversation_id)) == ["c1"]
     assert on.scalars(sa.select(mailbox.c.conversation_id)) == ["c1"]
     assert on.callbacks() == []
@@ -246,6 +307,26 @@ async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(
         assert found["xleft"].state is SessionState.LOST
 
 
+async def test_sessions_that_a_restored_state_directory_does_not_know_are_left_to_a_person(on: Stage) -> None:
+    async with connected(on):
+        pass
+    older = (on.home / generation.FILE).read_bytes()
+    async with connected(on) as calls:
+        started = await approved(on, calls, asked("execute", {**WAITS, "background": True}))
+        kept = on.rows(sa.select(sessions))
+    # Its processes are not those of this state directory, as after a restore.
+    (on.home / generation.FILE).write_bytes(older)
+    on.change(
+        sa.insert(sessions).values({**dict(zip(sessions.c.keys(), kept[0], strict=True)), "id": "xunknown0000000"})
+    )
+    async with connected(on) as calls:
+        await calls.call(asked("process_list", {}))
+        found = {str(one.id): one.state for one in on.sessions()}
+    assert found[started.facts["session_id"]] is SessionState.RUNNING
+    assert found["xunknown0000000"] is SessionState.RUNNING
+    assert generation.read(on.home).older == "directory"
+
+
 async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_found_again(on: Stage) -> None:
     on.send("hello", "c1")
     async with connected(on, "c1") as calls:
@@ -268,6 +349,58 @@ async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_f
 def shared(postgres_url: str) -> Generator[Stage]:
     with stage(postgres_url) as made:
         yield made
+
+
+@pytest.fixture
+def alone() -> Generator[Stage]:
+    with stage() as made:
+        yield made
+
+
+async def test_on_sqlite_one_engine_uses_a_state_directory_and_the_next_start_tries_again(alone: Stage) -> None:
+    async with connected(alone) as calls:
+        await calls.call(asked("process_list", {}))
+        with wiring.mcp_calls(alone.where, choose(alone.settings).backend, NAME) as second:
+            assert await second.tools(), "the client is told of the tools all the same"
+            with pytest.raises(ExecutorTaken, match=f"process {os.getpid()} on this host"):
+                await second.start()
+            await second.stop()
+            refused = await asyncio.to_thread(shellback, alone, "worker")
+            assert_refused(
+                refused, f"a worker or an MCP server of this state directory is already running: process {os.getpid()} "
+            )
+            await calls.stop()
+            await second.start()
+            assert (await second.call(asked("process_list", {}))).facts["total"] == 0
+            await second.stop()
+    worker = alone.hire()
+    with pytest.raises(ExecutorTaken, match=f"process {worker.process.pid} on this host"):
+        async with connected(alone):
+            pass
+
+
+async def test_on_postgres_a_server_runs_beside_a_worker_and_another_server(shared: Stage) -> None:
+    shared.hire()
+    async with connected(shared) as one, connected(shared, "other") as two:
+        first = await approved(shared, one, asked("execute", {"command": "true"}))
+        second = await approved(shared, two, asked("execute", {"command": "true"}))
+        assert (first.facts["exit_code"], second.facts["exit_code"]) == (0, 0)
+        assert await asyncio.to_thread(shared.answer, shared.send("hello"))
+
+
+async def test_what_belongs_to_a_connection_that_lives_is_not_settled_by_another(shared: Stage) -> None:
+    async with connected(shared) as one:
+        await approved(shared, one, asked("execute", {"command": "true"}))
+        row = dict(zip(sessions.c.keys(), shared.rows(sa.select(sessions))[0], strict=True))
+        left = {"id": "xleft", "state": "claimed", "end": sa.null(), "ended_at": None, "created_at": 1.0}
+        shared.change(sa.insert(sessions).values({**row, **left, "delivery": "inline"}))
+        async with connected(shared) as two:
+            await two.call(asked("process_list", {}))
+            found = {str(one.id): one for one in shared.sessions()}["xleft"]
+            assert (found.state, found.delivery) == (SessionState.CLAIMED, Delivery.INLINE)
+    async with connected(shared) as three:
+        await three.call(asked("process_list", {}))
+        assert {str(one.id): one.state for one in shared.sessions()}["xleft"] is SessionState.LOST
 
 
 async def test_a_server_renews_the_lease_of_its_host(shared: Stage) -> None:

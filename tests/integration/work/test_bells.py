@@ -10,10 +10,11 @@ import pytest
 import sqlalchemy as sa
 from dbos import DBOSClient
 
+from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.work.approvals import sending
 from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.queues import DbosEnqueuer, queues_of
+from shellback.work.queue.queues import DbosEnqueuer, decisions_queue, queues_of
 from tests.items import unrung
 from tests.stage import Stage, stage
 
@@ -39,6 +40,23 @@ def on(database_url: str) -> Generator[Stage]:
     with stage(database_url, TURN_SLOTS="1", WAKE_SLOTS="1") as made:
         made.hire()
         yield made
+
+
+@pytest.mark.anyio
+async def test_a_ring_removes_what_a_crash_left_of_a_listener_that_never_returns(
+    tmp_path: Path, database: Database
+) -> None:
+    queue = decisions_queue("host")
+    for once in (True, False):
+        dead, doorbell = Doorbell(tmp_path, "host", database), Doorbell(tmp_path, "host", database)
+        await dead.listen("dead", {queue: lambda: None}, once=once)
+        (left,) = (tmp_path / layout.BELLS).iterdir()
+        kept = left.with_name("kept")
+        left.rename(kept)
+        await dead.close()
+        kept.rename(left)
+        doorbell.ring("host", queue)
+        assert left.exists() is not once, "a worker that starts may just have bound its name again"
 
 
 def sent_unrung(on: Stage, text: str) -> str:
