@@ -70,7 +70,7 @@ class Dispatch:
                     bell.ring()  # for items that came meanwhile
                     log.warning("queue %s was deleted; it is registered again", name)
             except Exception:
-                log.exception("items of queue %s are not taken; the next try is in %g s", name, AGAIN_S)
+                log.exception("items of queue %s are not taken; the next try is in %.0f s", name, AGAIN_S)
                 bell.wait(AGAIN_S)
 
     async def stop(self) -> None:
