@@ -46,6 +46,7 @@ from shellback.work.hosts import hosts
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.queues import Enqueuer, decisions_queue
+from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,6 @@ LATE_S: Final = 3.0
 """A call that was told to return has this long to do so."""
 LOOK_S: Final = 5.0
 """The time between two looks for a decision whose ring was lost."""
-HEARTBEAT_S: Final = 5.0
-COUNT_S: Final = 300.0
 FRESH_S: Final = 600.0
 """The time for which a conversation is known to exist."""
 ARGS_BYTES: Final = 1024 * 1024
@@ -69,14 +68,6 @@ class Held(Protocol):
     def still_held(self) -> bool: ...
 
     def release(self) -> None: ...
-
-
-class Service(Protocol):
-    """Started and stopped with the calls."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +140,12 @@ class Calls:
         await self.doorbell.listen(self.turn_id, {decisions_queue(self.host_id): self._ring}, once=True)
         for service in self.beside:
             await service.start()
-        beat = (self._beat,) if self.database.dialect != "sqlite" else ()
-        for run in (*self.loops, self._go_on_counting, *beat):
+        for run in self.loops:
             self._later(run())
+        # As a worker does, so that a backup that is older than this is noticed.
+        self._later(every(COUNT_S, "count", self._count))
+        if self.database.dialect != "sqlite":
+            self._later(every(HEARTBEAT_S, "heartbeat", self._beat, first_s=0.0))
 
     async def stop(self) -> None:
         """End processes whose lifetime is that of this connection, and let go; all others run on."""
@@ -205,26 +199,12 @@ class Calls:
 
     async def _beat(self) -> None:
         """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
-        while True:
-            try:
-                await self.database.write(hosts.heard_of, self.host_id)
-                if self._lock is not None and not await asyncio.to_thread(self._lock.still_held):
-                    self._lock = await asyncio.to_thread(self.hold)  # nobody else takes this name
-            except Exception as error:  # noqa: BLE001 - the next beat may find the database again
-                log.warning("the lease of this host was not renewed: %s", error)
-            await asyncio.sleep(HEARTBEAT_S)
+        await self.database.write(hosts.heard_of, self.host_id)
+        if self._lock is not None and not await asyncio.to_thread(self._lock.still_held):
+            self._lock = await asyncio.to_thread(self.hold)  # nobody else takes this name
 
     async def _count(self) -> None:
         await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))
-
-    async def _go_on_counting(self) -> None:
-        """Count as a worker does, so that a backup that is older than this is noticed."""
-        while True:
-            await asyncio.sleep(COUNT_S)
-            try:
-                await self._count()
-            except Exception as error:  # noqa: BLE001 - the next count may find the database again
-                log.warning("starts of this host were not counted: %s", error)
 
     async def _conversation(self, name: str) -> str:
         known = name in self._opened

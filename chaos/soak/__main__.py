@@ -27,7 +27,7 @@ from shellback.exec.log.logs import remove_session
 from shellback.exec.wire import layout
 from shellback.work.queue import stream
 from shellback.work.worker.retention import Ages, Retention
-from shellback.work.worker.worker import HEARTBEAT_S
+from shellback.work.worker.services import HEARTBEAT_S
 from tests.databases import TEMPLATE, NoPostgres, serving_postgres
 from tests.stage import Stage, stage
 

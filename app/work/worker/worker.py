@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
@@ -30,14 +30,12 @@ from shellback.work.queue.queues import APPLICATION, LOOK_S, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
 from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
 from shellback.work.worker.dispatch import Dispatch
+from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S: Final = 5.0
 CLEANUP_S: Final = 300.0
 """All logs together may exceed their budget by the output of this time."""
-COUNT_S: Final = 300.0
-"""A restored database is noticed if its backup is older than this, even without a start or stop of a worker."""
 RETAIN_S: Final = 3600.0
 RETAIN_FIRST_S: Final = 60.0
 """Not at the start: waiting items go first."""
@@ -50,14 +48,6 @@ def application_version() -> str:
 
 Counted = Callable[[Callable[[sa.Connection], object]], object]
 """Runs a transaction together with a raise of the count; blocks."""
-
-
-class Service(Protocol):
-    """Starts before the turns, and is ready then; stops after them. `stop` may be called twice, or without a start."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +127,12 @@ class Worker:
             await service.start()
         self._running = [asyncio.create_task(run()) for run in self.loops]
         self._loops = [
-            asyncio.create_task(self._every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(LOOK_S, "takeover", self.takeover.once, first_s=0.5)),
-            asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
-            asyncio.create_task(self._every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
-            asyncio.create_task(self._every(COUNT_S, "count", self._count, first_s=COUNT_S)),
-            asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
+            asyncio.create_task(every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
+            asyncio.create_task(every(LOOK_S, "takeover", self.takeover.once, first_s=0.5)),
+            asyncio.create_task(every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
+            asyncio.create_task(every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
+            asyncio.create_task(every(COUNT_S, "count", self._count, first_s=COUNT_S)),
+            asyncio.create_task(every(HEARTBEAT_S, "heartbeat", self._beat)),
         ]
         log.info("worker %s ready, version %s", config.executor_id, self.config.version)
 
@@ -193,17 +183,6 @@ class Worker:
             await asyncio.get_running_loop().run_in_executor(thread, self.counted or self.database.write_now, within)
         finally:
             thread.shutdown(wait=False)
-
-    async def _every(
-        self, seconds: float, name: str, act: Callable[[], Awaitable[object]], *, first_s: float | None = None
-    ) -> None:
-        await asyncio.sleep(seconds if first_s is None else first_s)
-        while True:
-            try:
-                await act()
-            except Exception:
-                log.exception("%s failed; it is tried again in %.0f s", name, seconds)
-            await asyncio.sleep(seconds)
 
     def _dbos_config(self) -> DBOSConfig:
         return {
