@@ -52,25 +52,12 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
         groups=groups,
         switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
         enter=lambda: _opened(settings, conversation),
-        worded=lambda error: _taken(error, settings) or known_error(error),
+        worded=known_error,
     )
     try:
         asyncio.run(_until_it_is_gone(offer))
     except NotAClient as error:
         raise Refused(str(error)) from None
-
-
-def _taken(error: Exception, settings: Settings) -> str | None:
-    """The text for a state directory that is in use; None for another error."""
-    from shellback.storage.errors import ExecutorTaken
-
-    if not isinstance(error, ExecutorTaken):
-        return None
-    return (
-        f"nothing was done: {error.holder}, a worker or another MCP server, uses the state directory "
-        f"{settings.shellback_home}, and on SQLite one of them may at a time. A person stops it, or gives this server "
-        "a SHELLBACK_HOME of its own in the client's configuration; the next call tries again"
-    )
 
 
 async def _until_it_is_gone(offer: Offer) -> None:

@@ -83,9 +83,8 @@ def _taken(taken: ExecutorTaken, settings: Settings) -> str:
     who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
     if settings.database_url.startswith("sqlite"):
         return (
-            f"a worker or an MCP server of this state directory is already running: {who}. Stop it, because SQLite has "
-            "one of them at a time, or give the MCP server a SHELLBACK_HOME of its own. (On Postgres several run, each "
-            "worker of a host with its own WORKER_NAME)"
+            f"a worker of this state directory is already running: {who}. Stop it, because SQLite has one worker. (On "
+            "Postgres several run, each worker of a host with its own WORKER_NAME)"
         )
     return (
         f"a worker with the name {taken.name!r} is already running: {who}. Stop it, or set WORKER_NAME to another name"

@@ -33,11 +33,7 @@ class Hands(Protocol):
     """What carries out calls."""
 
     async def start(self) -> None:
-        """Start the engine; a supervisor is started if none runs.
-
-        Raises:
-            ExecutorTaken: On SQLite a worker or another server uses the state directory.
-        """
+        """Start the engine; a supervisor is started if none runs."""
         ...
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -37,6 +37,7 @@ from shellback.log import about
 from shellback.mcp_server import requests
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.listing import described
+from shellback.storage.connections import Connections
 from shellback.storage.db import Database
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
@@ -60,14 +61,6 @@ FRESH_S: Final = 600.0
 """The time for which a conversation is known to exist."""
 ARGS_BYTES: Final = 1024 * 1024
 _NO_TIME: Final = datetime.fromtimestamp(0, UTC)
-
-
-class Held(Protocol):
-    """The lock of this server's executor id."""
-
-    def still_held(self) -> bool: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +100,7 @@ class Calls:
     host_id: str
     counted: Callable[[Callable[[sa.Connection], object]], object]
     """Compares and raises the count that the database and the state directory keep. Blocks."""
-    hold: Callable[[], Held]
-    """Takes the lock of this server's executor id. Blocks."""
-    over: Callable[[sa.Connection, set[str]], set[str]]
-    """Which of these connections are over."""
+    connections: Connections
     conversation: str | None
     bounds: Bounds
     outbox: Outbox
@@ -118,7 +108,7 @@ class Calls:
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     turn_id: str
     """Names the connection where a turn's calls name their turn; no row of `turns` has it."""
-    _lock: Held | None = field(init=False, default=None)
+    _held: int | None = field(init=False, default=None)
     _opened: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _serving: Counter[str] = field(init=False, default_factory=Counter[str])
     """The sessions of the calls that are being served, and by how many calls each."""
@@ -127,13 +117,9 @@ class Calls:
     _rung: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def start(self) -> None:
-        """Connect to the supervisor, which is started if none runs, and listen for decisions.
-
-        Raises:
-            ExecutorTaken: On SQLite a worker or another server uses the state directory: two engines would settle each
-                other's calls.
-        """
-        self._lock = await asyncio.to_thread(self.hold)
+        """Connect to the supervisor, which is started if none runs, and listen for decisions."""
+        # Before all else: the calls of a connection that does not live are settled by others.
+        self._held = await asyncio.to_thread(self.connections.hold, self.turn_id)
         # Before the engine compares: sessions that an older state directory does not know are left to a person.
         await self._count()
         await self.engine.start()
@@ -145,16 +131,18 @@ class Calls:
         # As a worker does, so that a backup that is older than this is noticed.
         self._later(every(COUNT_S, "count", self._count))
         if self.database.dialect != "sqlite":
-            self._later(every(HEARTBEAT_S, "heartbeat", self._beat, first_s=0.0))
+            # As a worker does: other hosts give up the processes of a silent one.
+            beat = partial(self.database.write, hosts.heard_of, self.host_id)
+            self._later(every(HEARTBEAT_S, "heartbeat", beat, first_s=0.0))
 
     async def stop(self) -> None:
         """End processes whose lifetime is that of this connection, and let go; all others run on."""
         try:
             await self._let_go()
         finally:
-            if self._lock is not None:
-                lock, self._lock = self._lock, None
-                await asyncio.to_thread(lock.release)
+            if self._held is not None:
+                held, self._held = self._held, None
+                await asyncio.to_thread(self.connections.release, self.turn_id, held)
 
     async def _let_go(self) -> None:
         if self._leaving:  # their ends are to be events
@@ -197,12 +185,6 @@ class Calls:
             self._serving[served] -= 1
             self._serving += Counter()  # without those at zero
 
-    async def _beat(self) -> None:
-        """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
-        await self.database.write(hosts.heard_of, self.host_id)
-        if self._lock is not None and not await asyncio.to_thread(self._lock.still_held):
-            self._lock = await asyncio.to_thread(self.hold)  # nobody else takes this name
-
     async def _count(self) -> None:
         await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))
 
@@ -221,7 +203,8 @@ class Calls:
         Not that of a call which is being served: it is the repeat that goes on with it.
         """
         found = await self.engine.store.list(conversation_id=conversation)
-        over = await self.database.read(self.over, {one.turn_id for one in found} - {self.turn_id})
+        others = {one.turn_id for one in found} - {self.turn_id}
+        over = await asyncio.to_thread(self.connections.over, others)
         for session in found:
             if session.turn_id in over and time.time() - session.created_at > LATE_S:
                 if session.delivery is Delivery.INLINE and session.id not in self._serving:

@@ -58,7 +58,7 @@ class HomeUnusable(StorageError):
 
 
 class ExecutorTaken(StorageError):
-    """Raised when another living worker, or on SQLite an MCP server, holds the executor id."""
+    """Raised when another living worker holds the executor id."""
 
     def __init__(self, name: str, host: str, pid: int | None) -> None:
         super().__init__(name, host, pid)
@@ -66,10 +66,6 @@ class ExecutorTaken(StorageError):
         self.host = host
         self.pid = pid
 
-    @property
-    def holder(self) -> str:
-        """Who holds it."""
-        return f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
-
     def __str__(self) -> str:
-        return f"executor id {self.name!r} is held by {self.holder}: stop it, or start this worker under another id"
+        holder = f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
+        return f"executor id {self.name!r} is held by {holder}: stop it, or start this worker under another id"

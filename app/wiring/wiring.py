@@ -356,35 +356,22 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         )
 
 
-def _over(where: Place, conn: sa.Connection, turn_ids: set[str]) -> set[str]:
-    """Which of these connections of MCP clients are over: on SQLite all but the one that asks."""
-    from shellback.storage.executor_lock import unheld
-
-    if where.database.dialect == "sqlite":
-        return turn_ids
-    names = {f"{where.host_id}.{turn_id}": turn_id for turn_id in turn_ids}
-    return {names[name] for name in unheld(conn, names)}
-
-
 @contextlib.contextmanager
 def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) -> Generator[Calls]:
     """The calls of an MCP client of this host for `backend`, not started; without a name by client and workspace.
-
-    Started, they hold an executor id: on SQLite that of the worker, on Postgres one of their own.
 
     Raises:
         PolicyUnusable: The operator's file of rules cannot be followed.
     """
     from shellback.mcp_server.calls import Bounds, Calls
-    from shellback.storage.executor_lock import hold_executor
+    from shellback.storage.connections import Connections
     from shellback.wiring.equipping import equipped
     from shellback.work.hosts.generation import Generation
     from shellback.work.hosts.unknown import Alarm
     from shellback.work.queue.mailbox import CONNECTION
 
     settings, turn_id = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
-    executor_id = where.executor_id if where.database.dialect == "sqlite" else f"{where.host_id}.{turn_id}"
-    process_wide(host=where.host_id, executor=executor_id)
+    process_wide(host=where.host_id, executor=turn_id)
     with _dbos_client(where) as client:
         enqueuer = _enqueuer(where, client)
         equipment = equipped(where, backend, enqueuer, blocks=False)
@@ -398,8 +385,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) ->
             doorbell=_doorbell(where),
             host_id=where.host_id,
             counted=count.count,
-            hold=partial(hold_executor, executor_id, home=where.home, database=where.database),
-            over=partial(_over, where),
+            connections=Connections(where.home),
             conversation=conversation,
             turn_id=turn_id,
             bounds=Bounds(approval_ttl_s=settings.approval_ttl, pending=settings.pending_approvals),

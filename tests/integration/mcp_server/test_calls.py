@@ -17,7 +17,6 @@ from shellback.exec.core.watch import Hit, Watch
 from shellback.mcp_server import calls as of_calls
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.calls import Calls
-from shellback.storage.errors import ExecutorTaken
 from shellback.storage.tables import audit, conversations, hosts, mailbox, sessions, turns
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
@@ -345,62 +344,34 @@ async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_f
     assert names[0].startswith("mcp.a-client.workspace.")
 
 
+async def test_a_server_runs_beside_a_worker_and_another_server(on: Stage) -> None:
+    on.hire()
+    async with connected(on) as one, connected(on, "other") as two:
+        first = await approved(on, one, asked("execute", {"command": "true"}))
+        second = await approved(on, two, asked("execute", {"command": "true"}))
+        assert (first.facts["exit_code"], second.facts["exit_code"]) == (0, 0)
+        assert await asyncio.to_thread(on.answer, on.send("hello"))
+
+
+async def test_what_belongs_to_a_connection_that_lives_is_not_settled_by_another(on: Stage) -> None:
+    async with connected(on) as one:
+        await approved(on, one, asked("execute", {"command": "true"}))
+        row = dict(zip(sessions.c.keys(), on.rows(sa.select(sessions))[0], strict=True))
+        left = {"id": "xleft", "state": "claimed", "end": sa.null(), "ended_at": None, "created_at": 1.0}
+        on.change(sa.insert(sessions).values({**row, **left, "delivery": "inline"}))
+        async with connected(on) as two:
+            await two.call(asked("process_list", {}))
+            found = {str(one.id): one for one in on.sessions()}["xleft"]
+            assert (found.state, found.delivery) == (SessionState.CLAIMED, Delivery.INLINE)
+    async with connected(on) as three:
+        await three.call(asked("process_list", {}))
+        assert {str(one.id): one.state for one in on.sessions()}["xleft"] is SessionState.LOST
+
+
 @pytest.fixture
 def shared(postgres_url: str) -> Generator[Stage]:
     with stage(postgres_url) as made:
         yield made
-
-
-@pytest.fixture
-def alone() -> Generator[Stage]:
-    with stage() as made:
-        yield made
-
-
-async def test_on_sqlite_one_engine_uses_a_state_directory_and_the_next_start_tries_again(alone: Stage) -> None:
-    async with connected(alone) as calls:
-        await calls.call(asked("process_list", {}))
-        with wiring.mcp_calls(alone.where, choose(alone.settings).backend, NAME) as second:
-            assert await second.tools(), "the client is told of the tools all the same"
-            with pytest.raises(ExecutorTaken, match=f"process {os.getpid()} on this host"):
-                await second.start()
-            await second.stop()
-            refused = await asyncio.to_thread(shellback, alone, "worker")
-            assert_refused(
-                refused, f"a worker or an MCP server of this state directory is already running: process {os.getpid()} "
-            )
-            await calls.stop()
-            await second.start()
-            assert (await second.call(asked("process_list", {}))).facts["total"] == 0
-            await second.stop()
-    worker = alone.hire()
-    with pytest.raises(ExecutorTaken, match=f"process {worker.process.pid} on this host"):
-        async with connected(alone):
-            pass
-
-
-async def test_on_postgres_a_server_runs_beside_a_worker_and_another_server(shared: Stage) -> None:
-    shared.hire()
-    async with connected(shared) as one, connected(shared, "other") as two:
-        first = await approved(shared, one, asked("execute", {"command": "true"}))
-        second = await approved(shared, two, asked("execute", {"command": "true"}))
-        assert (first.facts["exit_code"], second.facts["exit_code"]) == (0, 0)
-        assert await asyncio.to_thread(shared.answer, shared.send("hello"))
-
-
-async def test_what_belongs_to_a_connection_that_lives_is_not_settled_by_another(shared: Stage) -> None:
-    async with connected(shared) as one:
-        await approved(shared, one, asked("execute", {"command": "true"}))
-        row = dict(zip(sessions.c.keys(), shared.rows(sa.select(sessions))[0], strict=True))
-        left = {"id": "xleft", "state": "claimed", "end": sa.null(), "ended_at": None, "created_at": 1.0}
-        shared.change(sa.insert(sessions).values({**row, **left, "delivery": "inline"}))
-        async with connected(shared) as two:
-            await two.call(asked("process_list", {}))
-            found = {str(one.id): one for one in shared.sessions()}["xleft"]
-            assert (found.state, found.delivery) == (SessionState.CLAIMED, Delivery.INLINE)
-    async with connected(shared) as three:
-        await three.call(asked("process_list", {}))
-        assert {str(one.id): one.state for one in shared.sessions()}["xleft"] is SessionState.LOST
 
 
 async def test_a_server_renews_the_lease_of_its_host(shared: Stage) -> None:
