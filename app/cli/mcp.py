@@ -50,8 +50,9 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
         workspace=settings.workspace_root,
         gate=settings.enable_execute,
         groups=groups,
+        conversation=conversation,
         switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
-        enter=lambda: _opened(settings, conversation),
+        enter=lambda: _opened(settings),
         worded=known_error,
     )
     try:
@@ -68,7 +69,7 @@ async def _until_it_is_gone(offer: Offer) -> None:
 
 
 @contextlib.contextmanager
-def _opened(settings: Settings, conversation: str | None) -> Generator[Hands]:
+def _opened(settings: Settings) -> Generator[Hands]:
     from shellback.orders import note_workspace
     from shellback.wiring import wiring
     from shellback.wiring.choice import choose
@@ -76,6 +77,6 @@ def _opened(settings: Settings, conversation: str | None) -> Generator[Hands]:
     wiring.arm_crash_points(settings)
     with wiring.place(settings) as where:
         backend = choose(settings).backend
-        with wiring.mcp_calls(where, backend, conversation) as calls:
+        with wiring.mcp_calls(where, backend) as calls:
             note_workspace(where.home, backend.workspace)
             yield calls

@@ -29,20 +29,8 @@ class Answer:
     failed: bool = False
 
 
-class Hands(Protocol):
-    """What carries out calls."""
-
-    async def start(self) -> None:
-        """Start the engine; a supervisor is started if none runs."""
-        ...
-
-    async def stop(self) -> None:
-        """Let go, also after a start that failed; processes run on."""
-        ...
-
-    async def tools(self) -> list[dict[str, Any]]:
-        """All tools as clients are told; also before the start."""
-        ...
+class Talk(Protocol):
+    """One connection of a client."""
 
     async def call(self, asked: Asked) -> Answer:
         """Carry out one call.
@@ -50,4 +38,28 @@ class Hands(Protocol):
         Raises:
             UnknownTool: No tool has this name.
         """
+        ...
+
+    async def close(self) -> None:
+        """End what lives as long as this connection; other processes run on. May be repeated."""
+        ...
+
+
+class Hands(Protocol):
+    """What carries out the calls of all connections of a process."""
+
+    async def start(self) -> None:
+        """Start the engine; a supervisor is started if none runs."""
+        ...
+
+    async def stop(self) -> None:
+        """Close all connections and let go, also after a start that failed; processes run on."""
+        ...
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """All tools as clients are told; also before the start."""
+        ...
+
+    def connected(self, conversation: str | None, name: str = "") -> Talk:
+        """The connection `name` of this process, made if it is not open; without a conversation by client and workspace."""
         ...

@@ -34,6 +34,7 @@ class Offer:
     workspace: Path
     gate: bool
     groups: Collection[str]
+    conversation: str | None = None
     switches: str
     enter: Callable[[], AbstractContextManager[Hands]]
     worded: Callable[[Exception], str | None]

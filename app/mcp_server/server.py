@@ -50,16 +50,21 @@ _INSTRUCTIONS: Final = (
 
 async def served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
     """Speak the protocol until the client is gone."""
-    handlers = Handlers(offer, loaded)
-    server = Server(
+    server = speaking(Handlers(offer, loaded))
+    async with stdio_server(lines, out) as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def speaking(handlers: Handlers) -> Server[Any]:
+    """The server of the SDK that answers with these handlers."""
+    offer = handlers.offer
+    return Server(
         "shellback",
         version=version("shellback"),
         instructions=_INSTRUCTIONS.format(workspace=offer.workspace) if offer.gate else GATE,
         on_list_tools=handlers.list,
         on_call_tool=handlers.call,
     )
-    async with stdio_server(lines, out) as (read, write):
-        await server.run(read, write, server.create_initialization_options())
 
 
 Context = ServerRequestContext[Any, Any]
@@ -67,10 +72,11 @@ Context = ServerRequestContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """Answers the requests that are about tools."""
+    """Answers the requests of a connection that are about tools; `name` is that of `Hands.connected`."""
 
     offer: Offer
     loaded: Loaded
+    name: str = ""
 
     async def list(self, ctx: Context, _: PaginatedRequestParams | None) -> ListToolsResult:  # noqa: ARG002
         """The tools of the chosen groups; none while the gate is off."""
@@ -91,7 +97,8 @@ class Handlers:
             return _result(Answer([GATE], failed=True))
         asked = _asked(ctx, params)
         try:
-            return _result(await (await self.loaded.hands()).call(asked))
+            hands = await self.loaded.hands()
+            return _result(await hands.connected(self.offer.conversation, self.name).call(asked))
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:

@@ -357,8 +357,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
 
 
 @contextlib.contextmanager
-def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) -> Generator[Calls]:
-    """The calls of an MCP client of this host for `backend`, not started; without a name by client and workspace.
+def mcp_calls(where: Place, backend: ChosenBackend) -> Generator[Calls]:
+    """The calls of the MCP clients of one process of this host for `backend`, not started.
 
     Raises:
         PolicyUnusable: The operator's file of rules cannot be followed.
@@ -370,8 +370,8 @@ def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) ->
     from shellback.work.hosts.unknown import Alarm
     from shellback.work.queue.mailbox import CONNECTION
 
-    settings, turn_id = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
-    process_wide(host=where.host_id, executor=turn_id)
+    settings, process = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
+    process_wide(host=where.host_id, executor=process)
     with _dbos_client(where) as client:
         enqueuer = _enqueuer(where, client)
         equipment = equipped(where, backend, enqueuer, blocks=False)
@@ -386,8 +386,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, conversation: str | None) ->
             host_id=where.host_id,
             counted=count.count,
             connections=Connections(where.home),
-            conversation=conversation,
-            turn_id=turn_id,
+            process=process,
             bounds=Bounds(approval_ttl_s=settings.approval_ttl, pending=settings.pending_approvals),
             outbox=outbox,
             beside=(

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.exec.core.watch import Hit, Watch
-from shellback.mcp_server import calls as of_calls
+from shellback.mcp_server import connection as of_calls
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
-from shellback.mcp_server.calls import Calls
+from shellback.mcp_server.connection import Connection
 from shellback.storage.tables import audit, conversations, hosts, mailbox, sessions, turns
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
@@ -45,12 +45,12 @@ def on(database_url: str) -> Generator[Stage]:
 
 
 @asynccontextmanager
-async def connected(on: Stage, name: str | None = NAME) -> AsyncGenerator[Calls]:
-    """The calls of a connection, as a server makes them."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend, name) as made:
+async def connected(on: Stage, name: str | None = NAME) -> AsyncGenerator[Connection]:
+    """The one connection of a server."""
+    with wiring.mcp_calls(on.where, choose(on.settings).backend) as made:
         await made.start()
         try:
-            yield made
+            yield made.connected(name)
         finally:
             await made.stop()
 
@@ -63,7 +63,7 @@ async def pending(on: Stage) -> Request:
     return (await asyncio.to_thread(on.until, "a request", on.requests))[0]
 
 
-async def approved(on: Stage, calls: Calls, call: Asked) -> Answer:
+async def approved(on: Stage, calls: Connection, call: Asked) -> Answer:
     """The answer to a call that a person approves meanwhile."""
     task = asyncio.create_task(calls.call(call))
     request = await pending(on)
@@ -201,7 +201,7 @@ async def test_a_call_that_is_cancelled_leaves_its_process_to_the_conversation(o
         handed = sa.select(sessions.c.id).where(sessions.c.delivery == Delivery.CALLBACK.value)
         await asyncio.to_thread(on.until, "it is handed over", lambda: on.scalars(handed))
         (on.workspace / "go").touch()
-        await calls.engine.wait(session.id, up_to=30)
+        await calls.calls.engine.wait(session.id, up_to=30)
     assert events(on, "exit")
 
 
@@ -210,21 +210,21 @@ async def test_a_connection_that_ends_waits_until_what_its_calls_left_is_handed_
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
     async with connected(on) as calls:
-        hand_over = calls.engine.hand_over
+        hand_over = calls.calls.engine.hand_over
 
         async def slow(session_id: SessionId) -> bool:
             begun.set()
             await go_on.wait()
             return await hand_over(session_id)
 
-        monkeypatch.setattr(calls.engine, "hand_over", slow)
+        monkeypatch.setattr(calls.calls.engine, "hand_over", slow)
         task = asyncio.create_task(calls.call(asked("execute", WAITS)))
         request = await pending(on)
         await asyncio.to_thread(on.decide, request)
         session = await asyncio.to_thread(on.session, "nonce")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        stop = asyncio.create_task(calls.stop())
+        stop = asyncio.create_task(calls.calls.stop())
         await begun.wait()
         go_on.set()
         await stop
@@ -281,10 +281,28 @@ async def test_a_process_with_the_lifetime_of_a_turn_ends_with_the_connection_an
         short = await approved(on, calls, asked("execute", {**args, "lifetime": "turn"}))
         long = await approved(on, calls, asked("execute", args, "2"))
     async with connected(on) as calls:
-        await calls.engine.wait(short.facts["session_id"], up_to=30)
+        await calls.calls.engine.wait(short.facts["session_id"], up_to=30)
         found = {one.id: one.state for one in on.sessions()}
         assert found[long.facts["session_id"]] is SessionState.RUNNING
         assert found[short.facts["session_id"]] is SessionState.SIGNALED
+
+
+async def test_connections_of_one_process_end_apart_and_each_may_have_a_conversation_of_its_own(on: Stage) -> None:
+    async with connected(on) as calls:
+        args = {**WAITS, "background": True, "lifetime": "turn"}
+        other = calls.calls.connected("other", "2")
+        mine = await approved(on, calls, asked("execute", args))
+        theirs = await approved(on, other, asked("execute", args))
+        assert mine.facts["session_id"] != theirs.facts["session_id"]
+        await other.close()
+        await calls.calls.engine.wait(theirs.facts["session_id"], up_to=30)
+        found = {one.id: one for one in on.sessions()}
+        assert found[theirs.facts["session_id"]].state is SessionState.SIGNALED
+        assert found[mine.facts["session_id"]].state is SessionState.RUNNING
+        over = await calls.calls.over_of({one.turn_id for one in found.values()})
+        assert over == {found[theirs.facts["session_id"]].turn_id}
+        foreign = await calls.call(asked("process_poll", {"session_id": theirs.facts["session_id"]}, "2"))
+        assert foreign.failed
 
 
 async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(on: Stage) -> None:
@@ -337,7 +355,7 @@ async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_f
             answer = await approved(
                 on, calls, Asked(client=client, id=f"{client}{len(names)}", tool="execute", args={"command": "true"})
             )
-            session = await calls.engine.store.get(answer.facts["session_id"])
+            session = await calls.calls.engine.store.get(answer.facts["session_id"])
             assert session is not None
             names.append(session.conversation_id)
     assert names[0] == names[1] != names[2]
