@@ -61,5 +61,5 @@ class Hands(Protocol):
         ...
 
     def connected(self, conversation: str | None, name: str = "") -> Talk:
-        """The connection `name` of this process, made if it is not open; without a conversation by client and workspace."""
+        """The connection `name` of this process, made if it is not open; no conversation: by client and workspace."""
         ...

@@ -69,3 +69,7 @@ class ExecutorTaken(StorageError):
     def __str__(self) -> str:
         holder = f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
         return f"executor id {self.name!r} is held by {holder}: stop it, or start this worker under another id"
+
+
+class TokenRefused(StorageError):
+    """Raised when a token cannot be made, or none has the given name. Nothing was changed."""

@@ -337,3 +337,17 @@ rules: Final = sa.Table(
     sa.Column("uses", sa.Integer, nullable=False, server_default="0"),
     sa.Column("used_at", sa.Float),
 )
+
+tokens: Final = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),  # SHA-256 of the token, which is kept nowhere
+    sa.Column("name", sa.String(100), nullable=False, index=True),  # one token in force has it
+    sa.Column("conversations", sa.JSON(none_as_null=True)),  # their names; None: all
+    sa.Column("groups", sa.JSON(none_as_null=True)),  # of tools; None: those that clients have by default
+    sa.Column("owner", sa.String(100), nullable=False),  # who made it
+    sa.Column("created_at", sa.Float, nullable=False),  # this and the others in the database's time
+    sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+    sa.Column("revoked_by", sa.String(100)),
+)

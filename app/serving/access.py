@@ -1,0 +1,111 @@
+"""Who calls, by the token of the request; and the end of what is open when this token ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Final
+
+from shellback.storage import tokens
+from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.storage.tokens import Token
+
+log = logging.getLogger(__name__)
+
+STOPS: Final = "the server stops"
+LOOK_S: Final = 30.0
+"""The time between two looks for a token that was revoked and whose ring was lost."""
+_LATER_S: Final = 0.05
+"""So much after the moment at which a token expires, it has expired by the database's clock too."""
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """Something that is open with a token. `over` is set when it has to end; `why` says why then."""
+
+    digest: str
+    why: str = ""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, why: str) -> None:
+        """Have it end; a repeat changes nothing."""
+        if not self.over.is_set():
+            self.why = why
+            self.over.set()
+
+
+class Access:
+    """The tokens of the database, and what is open with them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._uses: dict[str, set[Use]] = {}
+        self._rung = asyncio.Event()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def used(self, digest: str) -> Generator[Use]:
+        """Something that is open with the token of this digest: it is told of an end that `token` did not see."""
+        use = Use(digest)
+        self._uses.setdefault(digest, set()).add(use)
+        if self._closed:
+            use.end(STOPS)
+        try:
+            yield use
+        finally:
+            self._uses[digest].discard(use)
+            if not self._uses[digest]:
+                del self._uses[digest]
+
+    async def token(self, use: Use) -> Token | None:
+        """The token of a use, in force or not; None without one.
+
+        Raises:
+            StorageError: The database cannot be read.
+        """
+        found = (await self._database.read(tokens.of_digests, [use.digest])).get(use.digest)
+        if found is not None and found.left_s is not None and found.state == "active":
+            asyncio.get_running_loop().call_later(found.left_s + _LATER_S, self.ring)
+        return found
+
+    def ring(self) -> None:
+        """A token was revoked, or may have expired: look."""
+        rung, self._rung = self._rung, asyncio.Event()
+        rung.set()
+
+    def close(self) -> None:
+        """End all that is open, and at once what is opened from now on."""
+        self._closed = True
+        for use in [use for uses in self._uses.values() for use in uses]:
+            use.end(STOPS)
+
+    async def watch(self) -> None:
+        """End what is open when its token ends, until cancelled."""
+        while True:
+            rung = self._rung
+            try:
+                await self.look()
+            except StorageError as error:
+                log.warning("tokens cannot be read, so what is open with one that has ended stays open: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(rung.wait(), LOOK_S)
+
+    async def look(self) -> None:
+        """End what is open with a token that is not in force.
+
+        Raises:
+            StorageError: The database cannot be read; nothing was ended.
+        """
+        digests = [*self._uses]
+        if not digests:
+            return
+        found = await self._database.read(tokens.of_digests, digests)
+        for digest in digests:
+            token = found.get(digest)
+            if token is None or token.state != "active":
+                for use in [*self._uses.get(digest, ())]:
+                    use.end("the token is not known" if token is None else f"the token is {token.state}")
