@@ -51,7 +51,7 @@ def configure(level: str = "INFO", form: Literal["text", "json"] = "text", strea
     logging.getLogger("dbos").propagate = False
     logging.getLogger("dbos").addFilter(_without_traceback)
     root.setLevel(level)
-    for chatty in ("alembic", "dbos", "httpx2", "httpx", "openai", "anthropic"):
+    for chatty in ("alembic", "dbos", "httpx2", "httpx", "openai", "anthropic", "mcp", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
 
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,29 +37,55 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
-    if importlib.util.find_spec("mcp") is None:
-        raise Refused("the package mcp is missing: install shellback[mcp]")
+    needs_the_sdk()
     from shellback.mcp_server import listing
-    from shellback.mcp_server.front import Offer
     from shellback.mcp_server.stdio import NotAClient
 
-    groups = tuple(part.strip() for part in chosen.split(",")) if chosen is not None else listing.DEFAULT
-    if unknown := [one for one in groups if one not in listing.GROUPS]:
-        raise click.UsageError(f"--tools: no group {unknown[0]!r}; the groups are {', '.join(listing.GROUPS)}")
-    offer = Offer(
-        home=settings.shellback_home,
-        workspace=settings.workspace_root,
-        gate=settings.enable_execute,
-        groups=groups,
-        conversation=conversation,
-        switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
-        enter=lambda: _opened(settings),
-        worded=known_error,
-    )
+    groups = listing.DEFAULT if chosen is None else groups_of(chosen)
+    offer = offered(settings, enter=lambda: _opened(settings), conversation=conversation, groups=groups)
     try:
         asyncio.run(_until_it_is_gone(offer))
     except NotAClient as error:
         raise Refused(str(error)) from None
+
+
+def needs_the_sdk() -> None:
+    """Refuse if the package that speaks the protocol is not installed.
+
+    Raises:
+        Refused: It is not.
+    """
+    if importlib.util.find_spec("mcp") is None:
+        raise Refused("the package mcp is missing: install shellback[mcp]")
+
+
+def groups_of(chosen: str) -> tuple[str, ...]:
+    """The groups of tools that `--tools` names.
+
+    Raises:
+        UsageError: There is no such group.
+    """
+    from shellback.mcp_server import listing
+
+    groups = tuple(part.strip() for part in chosen.split(","))
+    if unknown := [one for one in groups if one not in listing.GROUPS]:
+        raise click.UsageError(f"--tools: no group {unknown[0]!r}; the groups are {', '.join(listing.GROUPS)}")
+    return groups
+
+
+def offered(settings: Settings, *, enter: Callable[[], AbstractContextManager[Hands]], **more: Any) -> Offer:
+    """What these settings offer to clients; `more` is for this one."""
+    from shellback.mcp_server.front import Offer
+
+    return Offer(
+        home=settings.shellback_home,
+        workspace=settings.workspace_root,
+        gate=settings.enable_execute,
+        switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
+        enter=enter,
+        worded=known_error,
+        **more,
+    )
 
 
 async def _until_it_is_gone(offer: Offer) -> None:

@@ -45,6 +45,19 @@ class Moment(click.ParamType[float]):
             self.fail(f"{text!r} is neither a duration (90s, 10m, 2h, 3d) nor a time (2026-11-21T10:00)", param, ctx)
 
 
+class Lasting(click.ParamType[float]):
+    """A duration, converted to seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds."""
+        found = _DURATION.fullmatch(str(value).strip())
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is no duration: 90s, 10m, 2h, 30d", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+
 def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     """The option `--since`; `text` begins its help."""
     return click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +61,9 @@ class Hands(Protocol):
         """All tools as clients are told; also before the start."""
         ...
 
-    def connected(self, conversation: str | None, name: str = "") -> Talk:
-        """The connection `name` of this process, made if it is not open; no conversation: by client and workspace."""
+    def connected(self, conversation: str | None, groups: Collection[str], name: str = "") -> Talk:
+        """The connection `name` of this process, made if it is not open, for the tools of these groups.
+
+        Without a conversation it is that of the client's name and the workspace.
+        """
         ...

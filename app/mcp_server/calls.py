@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.tools.toolset import ExecTools
 from shellback.mcp_server.answer import Asked
 from shellback.mcp_server.connection import Connection, context_of
-from shellback.mcp_server.listing import described
+from shellback.mcp_server.listing import GROUPS, described
 from shellback.storage.connections import Connections
 from shellback.storage.db import Database
 from shellback.work.hosts import hosts
@@ -110,11 +110,11 @@ class Calls:
             for name, one in found.items()
         ]
 
-    def connected(self, conversation: str | None, name: str = "") -> Connection:
+    def connected(self, conversation: str | None, groups: Collection[str] = GROUPS, name: str = "") -> Connection:
         """See `Hands.connected`."""
         turn_id = f"{self.process}.{name}" if name else self.process
         if turn_id not in self.open:
-            self.open[turn_id] = Connection(calls=self, conversation=conversation, turn_id=turn_id)
+            self.open[turn_id] = Connection(calls=self, conversation=conversation, groups=groups, turn_id=turn_id)
         return self.open[turn_id]
 
     async def over_of(self, turn_ids: set[str]) -> set[str]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -26,9 +27,11 @@ from shellback.exec.core.identity import call_key, origin_of, session_id
 from shellback.exec.core.model import TURN, CallKey, CallOrigin, Delivery, SessionState
 from shellback.exec.core.threads import cancelled
 from shellback.exec.policy.policy import Approval
+from shellback.exec.tools.registry import tools as all_tools
 from shellback.log import about
 from shellback.mcp_server import requests
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
+from shellback.mcp_server.listing import group_of
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed, refusal
@@ -72,6 +75,8 @@ class Connection:
 
     calls: Calls
     conversation: str | None
+    groups: Collection[str]
+    """Tools of other groups are unknown here."""
     turn_id: str
     """Names the connection where a turn's calls name their turn; no row of `turns` has it."""
     _opened: dict[str, float] = field(init=False, default_factory=dict[str, float])
@@ -180,7 +185,7 @@ class Connection:
         ctx = context_of(conversation, self.turn_id, asked, approval)
         toolset = self.calls.tools_of.toolset()
         tool = (await toolset.get_tools(ctx)).get(asked.tool)
-        if tool is None:
+        if tool is None or group_of(all_tools()[asked.tool]) not in self.groups:
             raise UnknownTool(asked.tool)
         try:
             args = tool.args_validator.validate_python(asked.args)

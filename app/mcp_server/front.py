@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from shellback.mcp_server import listing
 from shellback.mcp_server.answer import Hands
 from shellback.mcp_server.replay import Replay
 from shellback.mcp_server.stdio import Lines, Out, wire
@@ -33,7 +34,7 @@ class Offer:
     home: Path
     workspace: Path
     gate: bool
-    groups: Collection[str]
+    groups: Collection[str] = listing.DEFAULT
     conversation: str | None = None
     switches: str
     enter: Callable[[], AbstractContextManager[Hands]]

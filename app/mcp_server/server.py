@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from shellback.mcp_server import listing
-from shellback.mcp_server.answer import Answer, Asked, UnknownTool
+from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, UnknownTool
 from shellback.mcp_server.front import Loaded, Offer
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ KEY: Final = "shellback/key"
 """The name in `_meta` under which a client gives a call a key of its own."""
 KEY_CHARS: Final = 200
 CONNECTION: Final = uuid.uuid4().hex
-"""A process serves one connection."""
+"""Names the connection over standard input and output, of which a process has one."""
+SESSION: Final = "mcp-session-id"
 GATE: Final = (
     "The tools of this server run commands, and are switched off: ENABLE_EXECUTE is not set. A person sets "
     "ENABLE_EXECUTE=true in this server's environment or its .env, and starts it again."
@@ -98,7 +99,7 @@ class Handlers:
         asked = _asked(ctx, params)
         try:
             hands = await self.loaded.hands()
-            return _result(await hands.connected(self.offer.conversation, self.name).call(asked))
+            return _result(await self._talk(hands).call(asked))
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:
@@ -108,6 +109,13 @@ class Handlers:
                 text = f"a fault of the server ({type(error).__name__}); its log on standard error says more"
             return _result(Answer([text], failed=True))
 
+    async def close(self) -> None:
+        """Close the connection; calls that are made after this open it anew."""
+        await self._talk(await self.loaded.hands()).close()
+
+    def _talk(self, hands: Hands) -> Talk:
+        return hands.connected(self.offer.conversation, self.offer.groups, self.name)
+
 
 def _asked(ctx: Context, params: CallToolRequestParams) -> Asked:
     meta = cast("dict[str, Any]", ctx.meta or {})
@@ -115,9 +123,13 @@ def _asked(ctx: Context, params: CallToolRequestParams) -> Asked:
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_CHARS):
         raise MCPError(INVALID_PARAMS, f"_meta {KEY!r} must be a text of 1 to {KEY_CHARS} characters")
     client = ctx.session.client_params.client_info.name if ctx.session.client_params is not None else ""
-    # The ids of requests begin anew with each connection.
-    named = f"key:{key}" if key is not None else f"{CONNECTION}:{json.dumps(ctx.request_id)}"
+    named = f"key:{key}" if key is not None else f"{_numbers(ctx)}:{json.dumps(ctx.request_id)}"
     return Asked(client=client[:100] or "client", id=named, tool=params.name, args=params.arguments or {})
+
+
+def _numbers(ctx: Context) -> str:
+    """What the ids of requests count in: standard input, a session over HTTP; without a session each request alone."""
+    return CONNECTION if ctx.request is None else ctx.request.headers.get(SESSION) or uuid.uuid4().hex
 
 
 def _result(answer: Answer) -> CallToolResult:

@@ -96,10 +96,11 @@ def enqueuing(where: Place) -> Generator[Enqueuer]:
 def _enqueuer(where: Place, client: Any) -> Enqueuer:
     from shellback.work.queue.queues import DbosEnqueuer
 
-    return DbosEnqueuer(client, _doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
+    return DbosEnqueuer(client, a_doorbell(where).ring, traced=bool(where.settings.telemetry_endpoint))
 
 
-def _doorbell(where: Place) -> Doorbell:
+def a_doorbell(where: Place) -> Doorbell:
+    """A doorbell of this host, with which nothing listens yet."""
     from shellback.work.queue.doorbell import Doorbell
 
     return Doorbell(where.home, where.host_id, where.database)
@@ -261,7 +262,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         client = stack.enter_context(_dbos_client(where))
         count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
-        doorbell = _doorbell(where)
+        doorbell = a_doorbell(where)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
@@ -382,7 +383,7 @@ def mcp_calls(where: Place, backend: ChosenBackend) -> Generator[Calls]:
             engine=equipment.engine,
             tools_of=equipment.tools,
             enqueuer=enqueuer,
-            doorbell=_doorbell(where),
+            doorbell=a_doorbell(where),
             host_id=where.host_id,
             counted=count.count,
             connections=Connections(where.home),

@@ -58,6 +58,11 @@ class Doorbell:
             except Exception as error:  # noqa: BLE001 - the next look finds the item
                 log.warning("host %s was not notified of a new item; its next look finds the item: %s", host_id, error)
 
+    def ring_all(self, queue: str) -> None:
+        """Tell all hosts; else as `ring`."""
+        self._rung_here(queue)
+        self.ring("*", queue)
+
     def _rung_here(self, queue: str) -> bool:
         """Whether a worker of this host heard it."""
         heard = False

@@ -54,6 +54,10 @@ def decisions_queue(host_id: str) -> str:
     return f"decisions.{host_id}"
 
 
+TOKENS: Final = "tokens"
+"""The name under which servers of all hosts hear that a token was revoked. Nothing is ever enqueued on it."""
+
+
 class Enqueuer(Protocol):
     """Puts items on queues in the caller's transaction."""
 

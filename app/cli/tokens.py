@@ -1,0 +1,112 @@
+"""`shellback tokens`: by which clients of `shellback serve` prove who they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from shellback.cli.options import Lasting, conversation_names
+from shellback.cli.shared import Columns, json_option, me, opened, show, stamp, table_lines, utf8
+
+if TYPE_CHECKING:
+    from shellback.storage.tokens import Token
+
+GROUPS: Final = ("exec", "process", "session", "workspace", "watch")
+
+
+@click.group()
+def tokens() -> None:
+    """Make, list or revoke the tokens of clients that connect to `shellback serve`.
+
+    A token is for one or more conversations. It is printed once; the database keeps only its SHA-256. Who has it can
+    do what its conversations can: give each client one of its own, and an expiry.
+
+    \b
+      shellback tokens add laptop --conversation build --expires 30d
+      shellback tokens list
+      shellback tokens revoke laptop
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+@tokens.command()
+@click.argument("name")
+@click.option(
+    "--conversation", "-c", "names", multiple=True, metavar="NAME", shell_complete=conversation_names,
+    help="A conversation that it is for; may be repeated.",
+)  # fmt: skip
+@click.option("--all-conversations", "everywhere", is_flag=True, help="For all conversations, also of agents.")
+@click.option("--expires", "lasts_s", type=Lasting(), metavar="DURATION", help="How long it lasts: 2h, 30d [for ever].")
+@click.option("--tools", "chosen", metavar="GROUPS", help=f"MCP: {','.join(GROUPS)} [all but watch].")
+@json_option
+def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | None, chosen: str | None) -> None:
+    """Make a token and print it on standard output, once.
+
+    A client sends it as `Authorization: Bearer TOKEN`. Keep it where only the client reads it, and out of command
+    lines.
+    """
+    from shellback.cli.mcp import groups_of
+    from shellback.storage import tokens as store
+
+    if bool(names) == everywhere:
+        raise click.UsageError("give --conversation, once or more, or --all-conversations")
+    groups = None if chosen is None else groups_of(chosen)
+    conversations = None if everywhere else [*dict.fromkeys(utf8(one, "--conversation") for one in names)]
+    with opened() as where:
+        text, token = where.database.write_now(
+            store.add, utf8(name, "the name"), conversations=conversations, groups=groups, lasts_s=lasts_s, owner=me()
+        )
+    show({"token": text, **_facts(token)}, [text])
+
+
+@tokens.command("list")
+@click.option("--all", "everything", is_flag=True, help="Include tokens that were revoked or expired lately.")
+@json_option
+def list_(everything: bool) -> None:
+    """List the tokens in force. What they are is kept nowhere."""
+    from shellback.storage import tokens as store
+
+    with opened() as where:
+        found = where.database.read_now(store.find, everything=everything)
+    columns: Columns[Token] = {
+        "NAME": "name",
+        "STATE": "state",
+        "CONVERSATIONS": lambda one: "all" if one.conversations is None else ", ".join(one.conversations),
+        "TOOLS": lambda one: "default" if one.groups is None else ",".join(one.groups),
+        "EXPIRES": lambda one: "never" if one.expires_at is None else stamp(one.expires_at),
+        "MADE": lambda one: f"{stamp(one.created_at)} by {one.owner}",
+    }
+    none = "no tokens: `shellback tokens add` makes one"
+    show([_facts(one) for one in found], table_lines(found, columns) if found else [none])
+
+
+@tokens.command()
+@click.argument("name")
+@json_option
+def revoke(name: str) -> None:
+    """Revoke a token for good: it is refused from now on, and what is open with it ends.
+
+    Processes that its client has started keep running.
+    """
+    from shellback.storage import tokens as store
+    from shellback.wiring import wiring
+    from shellback.work.queue.queues import TOKENS
+
+    with opened() as where:
+        ended = where.database.write_now(store.revoke, utf8(name, "the name"), by=me())
+        wiring.a_doorbell(where).ring_all(TOKENS)
+    show(_facts(ended), [f"{ended.name} revoked"])
+
+
+def _facts(token: Token) -> dict[str, Any]:
+    return {
+        "name": token.name,
+        "state": token.state,
+        "conversations": token.conversations,
+        "tools": token.groups,
+        "owner": token.owner,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "revoked_by": token.revoked_by,
+    }
