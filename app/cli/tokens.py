@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shellback.cli.options import Lasting, conversation_names
 from shellback.cli.shared import Columns, json_option, me, opened, show, stamp, table_lines, utf8
+from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
-    from shellback.storage.tokens import Token
+    import sqlalchemy as sa
 
-GROUPS: Final = ("exec", "process", "session", "workspace", "watch")
+    from shellback.storage.tokens import Token
+    from shellback.work.approvals.event import Event
 
 
 @click.group()
@@ -37,7 +39,7 @@ def tokens() -> None:
 )  # fmt: skip
 @click.option("--all-conversations", "everywhere", is_flag=True, help="For all conversations, also of agents.")
 @click.option("--expires", "lasts_s", type=Lasting(), metavar="DURATION", help="How long it lasts: 2h, 30d [for ever].")
-@click.option("--tools", "chosen", metavar="GROUPS", help=f"MCP: {','.join(GROUPS)} [all but watch].")
+@click.option("--tools", "chosen", metavar="GROUPS", help="exec,process,session,workspace,watch [all but watch].")
 @json_option
 def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | None, chosen: str | None) -> None:
     """Make a token and print it on standard output, once.
@@ -47,15 +49,23 @@ def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | No
     """
     from shellback.cli.mcp import groups_of
     from shellback.storage import tokens as store
+    from shellback.work.approvals.sending import require_name
 
     if bool(names) == everywhere:
         raise click.UsageError("give --conversation, once or more, or --all-conversations")
     groups = None if chosen is None else groups_of(chosen)
-    conversations = None if everywhere else [*dict.fromkeys(utf8(one, "--conversation") for one in names)]
+    conversations = None if everywhere else [*dict.fromkeys(names)]
+    for one in names:
+        require_name(one)
+    name = utf8(name, "the name")
+
+    def make(conn: sa.Connection) -> tuple[str, Token]:
+        made = store.add(conn, name, conversations=conversations, groups=groups, lasts_s=lasts_s, owner=me())
+        _audited(conn, "token_added", made[1])
+        return made
+
     with opened() as where:
-        text, token = where.database.write_now(
-            store.add, utf8(name, "the name"), conversations=conversations, groups=groups, lasts_s=lasts_s, owner=me()
-        )
+        text, token = where.database.write_now(make)
     show({"token": text, **_facts(token)}, [text])
 
 
@@ -92,10 +102,24 @@ def revoke(name: str) -> None:
     from shellback.wiring import wiring
     from shellback.work.queue.queues import TOKENS
 
+    name = utf8(name, "the name")
+
+    def end(conn: sa.Connection) -> Token:
+        ended = store.revoke(conn, name, by=me())
+        _audited(conn, "token_revoked", ended)
+        return ended
+
     with opened() as where:
-        ended = where.database.write_now(store.revoke, utf8(name, "the name"), by=me())
+        ended = where.database.write_now(end)
         wiring.a_doorbell(where).ring_all(TOKENS)
-    show(_facts(ended), [f"{ended.name} revoked"])
+    show(_facts(ended), [f"{shown_line(ended.name)} revoked"])
+
+
+def _audited(conn: sa.Connection, event: Event, token: Token) -> None:
+    from shellback.work.approvals import audit
+
+    of = "all conversations" if token.conversations is None else ", ".join(token.conversations)
+    audit.note(conn, audit.Entry(event=event, done_by=me(), surface="cli", reason=f"{token.name}: {of}"))
 
 
 def _facts(token: Token) -> dict[str, Any]:

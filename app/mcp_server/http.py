@@ -101,10 +101,11 @@ class Http:
     async def _endpoint(self, token: Token, conversation: str) -> _Endpoint | None:
         """The endpoint of a token for a conversation; None without room. The one that was used last is at the end."""
         key = (token.digest, conversation)
+        while key not in self._endpoints and len(self._endpoints) >= ENDPOINTS:
+            if not await self._room():
+                return None
         endpoint = self._endpoints.pop(key, None)
         if endpoint is None or endpoint.over:
-            if len(self._endpoints) >= ENDPOINTS and not await self._room():
-                return None
             endpoint = self._made(token, conversation)
             endpoint.task = asyncio.create_task(self._run(key, endpoint))
         self._endpoints[key] = endpoint
@@ -112,8 +113,9 @@ class Http:
 
     async def _room(self) -> bool:
         """End the endpoint that is without a request for longest; False if none is."""
-        for endpoint in self._endpoints.values():
+        for key, endpoint in self._endpoints.items():
             if not endpoint.requests and endpoint.task is not None:
+                del self._endpoints[key]
                 await cancelled([endpoint.task])
                 return True
         return False

@@ -113,6 +113,11 @@ def poisoned(conn: sa.Connection) -> None:
             kept=ALL, created_at=now, acknowledged_by=ALL,
         )
     )  # fmt: skip
+    conn.execute(
+        sa.insert(tables.tokens).values(
+            digest="t1", name=ALL, conversations=[ALL], groups=[ALL], owner=ALL, created_at=now, revoked_by=ALL,
+        )
+    )  # fmt: skip
 
 
 def _numbered(table: sa.Table, key: str) -> bool:
@@ -175,8 +180,12 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "sandbox": [[], ["--json"]],
     "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
     "send": [["-c", HOSTILE, "hi"], ["-c", "fresh", HOSTILE], ["-c", "build", "--priority", HOSTILE, "hi"]],
+    "serve": [["--host", HOSTILE], ["--name", HOSTILE, "--host", "0.0.0.0"]],  # noqa: S104 - it is refused
     "stop": [[HOSTILE], [NAME]],
     "supervisor": [["--check"], [HOSTILE]],
+    "tokens add": [[HOSTILE, "-c", "x"], ["x", "-c", HOSTILE], *(["x", "-c", "x", o, HOSTILE] for o in ("--expires", "--tools"))],
+    "tokens list": [["--all"], ["--all", "--json"]],
+    "tokens revoke": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
     "workspaces": [[], ["--json"]],

@@ -290,7 +290,7 @@ async def test_a_process_with_the_lifetime_of_a_turn_ends_with_the_connection_an
 async def test_connections_of_one_process_end_apart_and_each_may_have_a_conversation_of_its_own(on: Stage) -> None:
     async with connected(on) as calls:
         args = {**WAITS, "background": True, "lifetime": "turn"}
-        other = calls.calls.connected("other", "2")
+        other = calls.calls.connected("other", name="2")
         mine = await approved(on, calls, asked("execute", args))
         theirs = await approved(on, other, asked("execute", args))
         assert mine.facts["session_id"] != theirs.facts["session_id"]
