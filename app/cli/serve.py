@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.mcp import needs_the_sdk, offered
-from shellback.cli.shared import Refused, known_error, load_settings
+from shellback.cli.shared import Refused, load_settings
 from shellback.log import configure
 
 if TYPE_CHECKING:
     from shellback.mcp_server.front import Offer
     from shellback.serving.listening import Address
-    from shellback.settings import Settings
     from shellback.wiring.wiring import Place
 
 log = logging.getLogger(__name__)

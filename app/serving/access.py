@@ -29,6 +29,8 @@ class Use:
 
     digest: str
     why: str = ""
+    until: float | None = None
+    """When its token expires, by the clock of the loop."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, why: str) -> None:
@@ -68,8 +70,10 @@ class Access:
             StorageError: The database cannot be read.
         """
         found = (await self._database.read(tokens.of_digests, [use.digest])).get(use.digest)
-        if found is not None and found.left_s is not None and found.state == "active":
-            asyncio.get_running_loop().call_later(found.left_s + _LATER_S, self.ring)
+        if found is not None and found.left_s is not None:
+            use.until = asyncio.get_running_loop().time() + found.left_s + _LATER_S
+            if found.left_s < LOOK_S:
+                self.ring()
         return found
 
     def ring(self) -> None:
@@ -92,7 +96,13 @@ class Access:
             except StorageError as error:
                 log.warning("tokens cannot be read, so what is open with one that has ended stays open: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), LOOK_S)
+                await asyncio.wait_for(rung.wait(), self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Until the next look: the next token expires then, or a ring may have been lost."""
+        now = asyncio.get_running_loop().time()
+        ends = [use.until - now for uses in self._uses.values() for use in uses if use.until is not None]
+        return max(_LATER_S, min([LOOK_S, *ends]))
 
     async def look(self) -> None:
         """End what is open with a token that is not in force.

@@ -144,9 +144,7 @@ class Application:
             with about(token=token.name):
                 await self._admitted(mount, token, use, scope, receive, send)
 
-    async def _admitted(
-        self, mount: Mount, token: Token, use: Use, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _admitted(self, mount: Mount, token: Token, use: Use, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits
         if self._calls[token.digest] >= limits.calls:
             answer = refusal(
@@ -239,5 +237,6 @@ async def _until_over(use: Use, app: ASGIApp, scope: Scope, receive: Receive, se
         await (again if use.why == STOPS else _unauthorised(use.why))(scope, receive, send)
     elif not complete:
         # As to one that does not read, the end may not be written: then the connection is closed.
-        async with asyncio.timeout(LEAVE_S):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -26,7 +26,7 @@ HEADERS_S: Final = 10.0
 """The header of the first request on a connection is here by then."""
 KEPT_S: Final = 75
 """A connection without a request is kept so long."""
-LEAVE_S: Final = 5
+LEAVE_S: Final = 2
 """At the end, answers have so long to be written."""
 
 

@@ -19,7 +19,6 @@ from shellback.settings import Settings, plain_environment, words
 from shellback.wiring import agency, supervision
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
     from pydantic_ai import Agent
 
     from shellback.exec.backends.containers import Containers

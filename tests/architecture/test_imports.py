@@ -16,7 +16,7 @@ from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).parents[2]
 AGENTS = {"dbos", "pydantic_ai"}
-HEAVY = {*AGENTS, "mcp", "mcp_types", "openai", "anthropic", "psycopg", "pydantic", "sqlalchemy", "starlette", "uvicorn"}
+HEAVY = {*AGENTS, "mcp", "mcp_types", "openai", "anthropic", "psycopg", "pydantic", "sqlalchemy", "uvicorn"}
 
 
 def loaded(program: str, *options: str, cwd: Path = ROOT, environ: dict[str, str] | None = None) -> set[str]:

@@ -180,10 +180,10 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "sandbox": [[], ["--json"]],
     "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
     "send": [["-c", HOSTILE, "hi"], ["-c", "fresh", HOSTILE], ["-c", "build", "--priority", HOSTILE, "hi"]],
-    "serve": [["--host", HOSTILE], ["--name", HOSTILE, "--host", "0.0.0.0"]],  # noqa: S104 - it is refused
+    "serve": [["--host", HOSTILE], ["--name", HOSTILE, "--host", "0.0.0.0"]],
     "stop": [[HOSTILE], [NAME]],
     "supervisor": [["--check"], [HOSTILE]],
-    "tokens add": [[HOSTILE, "-c", "x"], ["x", "-c", HOSTILE], *(["x", "-c", "x", o, HOSTILE] for o in ("--expires", "--tools"))],
+    "tokens add": [[HOSTILE, "-c", "x"], ["x", "-c", HOSTILE], ["x", "--expires", HOSTILE], ["x", "--tools", HOSTILE]],
     "tokens list": [["--all"], ["--all", "--json"]],
     "tokens revoke": [[HOSTILE]],
     "worker": [[HOSTILE]],

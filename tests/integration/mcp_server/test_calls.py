@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,7 +27,6 @@ from shellback.work.queue import stream
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.watch_wakes import WatchWakes
 from shellback.work.turn import stopping
-from tests.commands import assert_refused, shellback
 from tests.items import unrung
 from tests.stage import Stage, stage
 

@@ -40,6 +40,7 @@ class Site:
         self.begun = asyncio.Semaphore(0)
         self.left = asyncio.Semaphore(0)
         self.go_on = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def told(self, request: Request) -> Response:
         """Say who calls, and how long the body is."""
@@ -69,8 +70,7 @@ class Site:
         return StreamingResponse(said())
 
     def token(self, name: str, lasts_s: float | None = None) -> str:
-        add = {"conversations": None, "lasts_s": lasts_s, "owner": "test"}
-        return self.database.write_now(tokens.add, name, **add)[0]
+        return self.database.write_now(tokens.add, name, conversations=None, lasts_s=lasts_s, owner="test")[0]
 
 
 @asynccontextmanager
@@ -91,6 +91,7 @@ async def site(database: Database) -> AsyncGenerator[Site]:
     application = Application([Mount(path="/app", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS)
     address = Address(host="127.0.0.1", port=0)
     listening = asyncio.create_task(listen(application, made.access, address, made.stop, heard))
+    listening.add_done_callback(lambda _: made.ended.set())
     async with asyncio.timeout(PATIENCE_S):
         await ready.wait()
         try:
@@ -225,7 +226,7 @@ async def test_a_client_that_reads_nothing_slows_no_other_and_does_not_keep_the_
                 for _ in range(20):
                     assert (await client.post(f"{one.url}/app/told")).status_code == 200
             one.stop.set()
-            await one.left.acquire()
+            await one.ended.wait()
 
 
 def _unblocked(one: socket.socket) -> socket.socket:
@@ -268,5 +269,3 @@ async def test_an_address_that_is_taken_is_named(sqlite: Database) -> None:
         application = Application([], one.access, names=[])
         with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1, port {port}: .*in use"):
             await listen(application, one.access, Address(host="127.0.0.1", port=port), asyncio.Event(), print)
-
-

@@ -214,8 +214,8 @@ async def test_at_sigterm_the_server_leaves_and_processes_go_on(on: Stage) -> No
 
 
 def test_an_address_in_the_clear_a_missing_certificate_and_a_wrong_duration_are_refused(on: Stage) -> None:
-    assert_refused(shellback(on, "serve", "--host", "0.0.0.0"), "send their tokens in the clear")  # noqa: S104
-    assert_refused(shellback(on, "serve", "--host", "0.0.0.0", "--behind-proxy"), "give --name HOST")  # noqa: S104
+    assert_refused(shellback(on, "serve", "--host", "0.0.0.0"), "send their tokens in the clear")
+    assert_refused(shellback(on, "serve", "--host", "0.0.0.0", "--behind-proxy"), "give --name HOST")
     assert_refused(shellback(on, "serve", "--tls-cert", "/etc/hostname"), "belong together")
     key = ("--tls-cert", "/etc/hostname", "--tls-key", "/etc/hostname")
     assert_refused(shellback(on, "serve", *key), "the certificate or its key cannot be used")
