@@ -61,7 +61,9 @@ def serve(
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key belong together")
     address = Address(host=host, port=port, certificate=(certificate, key) if certificate and key else None)
-    known = {*names, *(() if address.anywhere else [host]), *(LOOPBACK if address.loopback else [])}
+    known = {*names, *LOOPBACK} if address.loopback else set(names)
+    if not address.anywhere:
+        known.add(host)
     if not address.loopback and certificate is None and not behind_proxy:
         raise click.UsageError(
             f"--host {host} is reached from other machines, which would send their tokens in the clear: give "

@@ -125,7 +125,7 @@ class Http:
         handlers = Handlers(offer, self._loaded, uuid.uuid4().hex)
         server = speaking(handlers)
         # No schema names a header, and to look in them would list the tools at each call.
-        server.get_tool_input_schema = lambda _: None
+        server.get_tool_input_schema = _no_header
         manager = StreamableHTTPSessionManager(server, max_request_body_size=self._body_bytes, max_sessions=SESSIONS)
         return _Endpoint(handlers=handlers, manager=manager)
 
@@ -145,6 +145,10 @@ class Http:
             if self._endpoints.get(key) is endpoint:
                 del self._endpoints[key]
             await endpoint.handlers.close()
+
+
+def _no_header(_tool: str) -> None:
+    """Nothing of a call is to be repeated in a header."""
 
 
 def _conversation(token: Token, query: bytes) -> str | None:

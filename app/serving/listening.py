@@ -60,7 +60,7 @@ class Address:
 class _Bounded(H11Protocol):
     """A connection that is not one too many, and says soon what it wants."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         if len(self.connections) > 2 * CONNECTIONS:
             transport.abort()

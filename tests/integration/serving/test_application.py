@@ -101,6 +101,11 @@ async def site(database: Database) -> AsyncGenerator[Site]:
             await listening
 
 
+def request(secret: str, line: str, more: str = "") -> bytes:
+    """A request as it is on the wire, for a client that is none of the usual ones."""
+    return f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n{more}\r\n".encode()
+
+
 async def test_a_request_needs_a_token_in_force_and_its_application_is_told_of_it(database: Database) -> None:
     async with site(database) as one:
         good, revoked, expired = one.token("laptop"), one.token("lost"), one.token("old", 3600.0)
@@ -147,16 +152,14 @@ async def test_a_body_that_is_too_long_or_late_is_refused_before_anybody_sees_it
         for _ in range(20):
             yield b"x" * 100
 
-    async def slowly() -> AsyncGenerator[bytes]:
-        yield b"x"
-        await asyncio.Event().wait()
-
     async with site(sqlite) as one, web(one.token("laptop")) as client:
         for content in (b"x" * 1001, chunks()):
             refused = await client.post(f"{one.url}/app/told", content=content)
             assert (refused.status_code, refused.json()["error"][:34]) == (413, "the request is longer than 1000 by")
-        async with web(one.token("slow")) as other:
-            assert (await other.post(f"{one.url}/app/told", content=slowly())).status_code == 408
+        slow = await asyncio.open_connection("127.0.0.1", urlsplit(one.url).port)
+        slow[1].write(request(one.token("slow"), "POST /app/told", "Content-Length: 10\r\n") + b"x")
+        assert (await slow[0].readline()).startswith(b"HTTP/1.1 408 ")
+        slow[1].close()
         assert (await client.post(f"{one.url}/app/told", content=b"x" * 1000)).json()["bytes"] == 1000
 
 
@@ -216,22 +219,15 @@ async def test_a_stream_ends_when_its_token_expires_or_the_ring_is_lost(
 
 async def test_a_client_that_reads_nothing_slows_no_other_and_does_not_keep_the_server(sqlite: Database) -> None:
     async with site(sqlite) as one:
-        secret = one.token("deaf")
-        host = urlsplit(one.url)
-        deaf = socket.create_connection((str(host.hostname), int(host.port or 0)))
-        request = f"GET /app/stream?much=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {secret}\r\n\r\n"
-        with deaf:
-            await asyncio.get_running_loop().sock_sendall(_unblocked(deaf), request.encode())
+        with socket.create_connection(("127.0.0.1", int(urlsplit(one.url).port or 0))) as deaf:
+            deaf.setblocking(False)
+            asked = request(one.token("deaf"), "GET /app/stream?much=1")
+            await asyncio.get_running_loop().sock_sendall(deaf, asked)
             async with web(one.token("other")) as client:
                 for _ in range(20):
                     assert (await client.post(f"{one.url}/app/told")).status_code == 200
             one.stop.set()
             await one.ended.wait()
-
-
-def _unblocked(one: socket.socket) -> socket.socket:
-    one.setblocking(False)
-    return one
 
 
 async def test_at_its_end_the_server_ends_streams_and_tells_those_who_wait(sqlite: Database) -> None:
