@@ -79,9 +79,7 @@ class Calls:
         # As a worker does, so that a backup that is older than this is noticed.
         self._later(every(COUNT_S, "count", self._count))
         if self.database.dialect != "sqlite":
-            # As a worker does: other hosts give up the processes of a silent one.
-            beat = partial(self.database.write, hosts.heard_of, self.host_id)
-            self._later(every(HEARTBEAT_S, "heartbeat", beat, first_s=0.0))
+            self._later(every(HEARTBEAT_S, "heartbeat", self._beat, first_s=0.0))
 
     async def stop(self) -> None:
         """Close all connections, and let go; processes run on but those whose lifetime is that of a connection."""
@@ -123,6 +121,10 @@ class Calls:
         gone = await asyncio.to_thread(self.connections.over, {*processes.values()} - {self.process})
         closed = {one for one, process in processes.items() if process == self.process} - self.open.keys()
         return closed | {one for one, process in processes.items() if process in gone}
+
+    async def _beat(self) -> None:
+        """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
+        await self.database.write(hosts.heard_of, self.host_id)
 
     async def _count(self) -> None:
         await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))

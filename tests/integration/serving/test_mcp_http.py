@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +36,14 @@ def server(on: Stage) -> Generator[Served]:
 def waits(name: str) -> str:
     """A command that runs until there is a file of this name."""
     return f"until [ -e {name} ]; do sleep 0.02; done; echo over"
+
+
+@asynccontextmanager
+async def lossy(*given: Any) -> AsyncGenerator[Caller]:
+    """As `connected`, to a server that goes: of a lost answer the client makes an error, or ends with it."""
+    with contextlib.suppress(ExceptionGroup):
+        async with connected(*given) as one:
+            yield one
 
 
 async def approved(caller: Caller, key: str = "", **args: Any) -> Any:
@@ -98,14 +107,12 @@ async def test_the_server_is_killed_and_the_repeat_of_a_call_finds_its_process(o
     name = f"killed-{mode}"
     secret = token(on, name)
     with served(on) as server:
-        # Of a lost answer the client makes an error of its own, or ends with it.
-        with contextlib.suppress(ExceptionGroup):
-            async with connected(on, server.url, secret, mode) as one:
-                first = known(await approved(one, "k1", command=waits(name), background=True))
-                waiting = asyncio.create_task(one.call("execute", "k2", command=f"echo {mode} >> second"))
-                (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
-                server.end(signal.SIGKILL)
-                await asyncio.gather(waiting, return_exceptions=True)
+        async with lossy(on, server.url, secret, mode) as one:
+            first = known(await approved(one, "k1", command=waits(name), background=True))
+            waiting = asyncio.create_task(one.call("execute", "k2", command=f"echo {mode} >> second"))
+            (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
+            server.end(signal.SIGKILL)
+            await asyncio.gather(waiting, return_exceptions=True)
         assert (await asyncio.to_thread(shellback, on, "approvals", "approve", request.id)).returncode == 0
         port = int(urlsplit(server.base).port or 0)
     with served(on, port=port) as server:
