@@ -33,6 +33,7 @@ LONG = (
     "integration/*/*_crash.py",
     "integration/*/*containers*",
     "integration/*/*podman*",
+    "integration/serving/test_mcp_http.py",
     "integration/supervisor/test_syscall_sweep.py",
     "integration/terminals/test_terminal_programs.py",
 )

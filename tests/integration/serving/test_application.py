@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 import sqlalchemy as sa
 from starlette.applications import Starlette
@@ -21,6 +26,7 @@ from shellback.serving.application import Application, Limits, Mount, caller
 from shellback.serving.listening import Address, CannotListen, listen
 from shellback.storage import tables, tokens
 from shellback.storage.db import Database
+from tests.databases import unavailable
 from tests.serving import web
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +80,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(database: Database) -> AsyncGenerator[Site]:
+async def site(database: Database, files: tuple[Path, Path] | None = None) -> AsyncGenerator[Site]:
     made, ready = Site(database), asyncio.Event()
 
     def heard(url: str) -> None:
@@ -89,7 +95,7 @@ async def site(database: Database) -> AsyncGenerator[Site]:
         ]
     )
     application = Application([Mount(path="/app", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS)
-    address = Address(host="127.0.0.1", port=0)
+    address = Address(host="127.0.0.1", port=0, certificate=files)
     listening = asyncio.create_task(listen(application, made.access, address, made.stop, heard))
     listening.add_done_callback(lambda _: made.ended.set())
     async with asyncio.timeout(PATIENCE_S):
@@ -257,6 +263,29 @@ async def test_while_the_database_does_not_answer_nobody_is_let_in(
         assert (await client.post(f"{one.url}/app/told")).status_code == 503
         monkeypatch.undo()
         assert (await client.post(f"{one.url}/app/told")).status_code == 200
+
+
+async def test_with_a_certificate_it_speaks_tls_and_nothing_else(sqlite: Database, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        unavailable("no openssl to make a certificate with")
+    files = tmp_path / "chain.pem", tmp_path / "key.pem"
+    await asyncio.to_thread(certificate, *files)
+    async with site(sqlite, files) as one:
+        secret, context = one.token("laptop"), ssl.create_default_context(cafile=str(files[0]))
+        async with httpx2.AsyncClient(verify=context, trust_env=False) as client:
+            sent = {"authorization": f"Bearer {secret}"}
+            assert one.url.startswith("https://")
+            assert (await client.post(f"{one.url}/app/told", headers=sent)).json()["name"] == "laptop"
+        async with web(secret) as client:
+            with pytest.raises(httpx2.HTTPError):
+                await client.post(f"{one.url.replace('https', 'http')}/app/told")
+
+
+def certificate(chain: Path, key: Path) -> None:
+    """A certificate for this machine, of its own making."""
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, *named, "-keyout", key, "-out", chain], check=True, capture_output=True)
 
 
 async def test_an_address_that_is_taken_is_named(sqlite: Database) -> None:

@@ -14,11 +14,12 @@ from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.work.approvals import sending
 from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.queues import DbosEnqueuer, decisions_queue, queues_of
+from shellback.work.queue.queues import TOKENS, DbosEnqueuer, decisions_queue, queues_of
 from tests.items import unrung
 from tests.stage import Stage, stage
 
 NEVER_S = 3600.0
+PATIENCE_S = 30.0
 
 
 def without_polls(on: Stage) -> None:
@@ -57,6 +58,27 @@ async def test_a_ring_removes_what_a_crash_left_of_a_listener_that_never_returns
         kept.rename(left)
         doorbell.ring("host", queue)
         assert left.exists() is not once, "a worker that starts may just have bound its name again"
+
+
+@pytest.mark.anyio
+async def test_a_ring_for_all_is_heard_on_this_host_and_by_postgres_on_every_other(
+    tmp_path: Path, database: Database
+) -> None:
+    heard = asyncio.Event()
+    listener, here = Doorbell(tmp_path / "a", "a", database), Doorbell(tmp_path / "a", "a", database)
+    (tmp_path / "a").mkdir()
+    await listener.listen("server", {TOKENS: heard.set}, once=True)
+    try:
+        if database.dialect != "sqlite":
+            await asyncio.wait_for(heard.wait(), PATIENCE_S)  # it listens, and looks for what it has missed
+            heard.clear()
+            await asyncio.to_thread(Doorbell(tmp_path / "b", "b", database).ring_all, TOKENS)
+            await asyncio.wait_for(heard.wait(), PATIENCE_S)
+            heard.clear()
+        await asyncio.to_thread(here.ring_all, TOKENS)
+        await asyncio.wait_for(heard.wait(), PATIENCE_S)
+    finally:
+        await listener.close()
 
 
 def sent_unrung(on: Stage, text: str) -> str:
