@@ -18,7 +18,7 @@ from mcp import MCPError
 from shellback.exec.core.model import SessionState
 from tests.commands import assert_refused, facts, shellback
 from tests.serving import KEY, Caller, Served, connected, known, served, token, web
-from tests.stage import Stage, staged
+from tests.stage import Stage, stage, staged
 
 pytestmark = pytest.mark.anyio
 
@@ -102,8 +102,14 @@ async def test_a_token_is_for_its_conversations_and_tools_only(on: Stage, server
         assert "belongs to an agent" in str(refusal.content)
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_the_server_is_killed_and_the_repeat_of_a_call_finds_its_process(on: Stage, mode: str) -> None:
+@pytest.fixture(params=["sqlite_url", "postgres_url"])
+def alone(request: pytest.FixtureRequest) -> Generator[Stage]:
+    with stage(request.getfixturevalue(request.param)) as made:
+        yield made
+
+
+async def test_the_server_is_killed_and_the_repeat_of_a_call_finds_its_process(alone: Stage) -> None:
+    on, mode = alone, MODES[alone.where.database.dialect == "postgresql"]
     name = f"killed-{mode}"
     secret = token(on, name)
     with served(on) as server:
