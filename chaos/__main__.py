@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaos.cells import cells, contained_cells, foreground_cells, quick_cells, sandboxed_cells, watched_cells
+from chaos.cells import (
+    cells,
+    client_cells,
+    contained_cells,
+    foreground_cells,
+    quick_cells,
+    sandboxed_cells,
+    watched_cells,
+)
 from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
@@ -91,13 +99,9 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     ]
     rows += [
         Row(cell, database)
+        for part, every in ((watched_cells(), 2), (foreground_cells(), 2), (client_cells(), 4))
         for number, database in enumerate([options.database] if options.database else REPEATS)
-        for cell in watched_cells()[number :: 2 if options.quick else 1]
-    ]
-    rows += [
-        Row(cell, database)
-        for number, database in enumerate([options.database] if options.database else REPEATS)
-        for cell in foreground_cells()[number :: 2 if options.quick else 1]
+        for cell in part[number :: every if options.quick else 1]
     ]
     one = options.database or "sqlite"
     rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]

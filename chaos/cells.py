@@ -28,7 +28,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 24 the sweep under way                 sweep.scanning, while the process runs
 
 and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
-command in the foreground, whose end is told to its call before it is recorded (exit.told).
+command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
+passes the same points from the claim to the end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from typing import Final, Literal
 
 from tests.supervisors import crash_points
 
-Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "container", "podman"]
+Victim = Literal["worker", "server", "supervisor", "keeper", "database", "machine", "container", "podman"]
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
@@ -113,7 +114,9 @@ class Cell:
     def here(self) -> Victim:
         """Whose process reaches the point."""
         first = self.point.partition(".")[0]
-        return "supervisor" if first == "supervisor" else "keeper" if first == "keeper" else "worker"
+        if first in {"supervisor", "keeper"}:
+            return "supervisor" if first == "supervisor" else "keeper"
+        return "server" if "server" in self.victims else "worker"
 
     @property
     def is_kill(self) -> bool:
@@ -250,6 +253,23 @@ def watched_cells() -> list[Cell]:
         *(Cell(("worker",), point) for point in OF_WATCHES),
         *(Cell(("worker", "supervisor"), point) for point in OF_WATCHES),
         *(Cell(("database",), point) for point in OF_WATCHES),
+    ]
+
+
+_OF_CLIENTS: Final = (
+    "approval.recorded", "claim.before", "claim.committed", "start.sent", "start.answered", "started.recorded",
+    "exit.received", "exit.finishing", "exit.committed", "exit.acked", *OF_CALLS,
+)  # fmt: skip
+_BESIDE_CLIENTS: Final = ("request", "forked", "recorded_pid", "exit_seen", "record_renamed", "rung", "reaped")
+
+
+def client_cells() -> list[Cell]:
+    """A part of it around an MCP client, whose server is killed as a worker is."""
+    both: tuple[Victim, ...] = ("server", "supervisor")
+    return [
+        *(Cell(("server",), point) for point in _OF_CLIENTS),
+        *(Cell(both, point) for point in _OF_CLIENTS),
+        *(Cell(both, f"supervisor.{point}") for point in _BESIDE_CLIENTS),
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from chaos.clients import live_as_client
 from chaos.report import Row
 from chaos.story import Count, facts_of, live_through
 from shellback.storage import schema
@@ -86,7 +87,10 @@ class Runs:
         with self._database(row) as (url, server), stage(url, **environ) as made, emptied(made):
             made.left = self._left
             try:
-                count = live_through(made, row.cell, server, executed=executed)
+                if "server" in row.cell.victims:
+                    count = live_as_client(made, row.cell)
+                else:
+                    count = live_through(made, row.cell, server, executed=executed)
             except (Exception, pytest.fail.Exception):  # noqa: BLE001 - a run that broke is not clean, and is kept
                 count = _broken()
                 (made.root / "traceback.txt").write_text(traceback.format_exc())

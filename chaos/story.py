@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,30 +128,35 @@ class _Story:
 
     def counted(self) -> Count:
         made, cell = self._made, self._cell
-        nonces = made.workspace / "nonce.txt"
-        starts = len(nonces.read_text().split()) if nonces.exists() else 0
-        sessions, callbacks, telling = made.sessions(), made.callbacks(), self._telling()
-        end = sessions[0].end if sessions else None
-        if end is None:
-            return Count(lost=1, note="no end is recorded")
-        number = end.exit_code if end.exit_code is not None else end.signal
-        how = f"{end.state.value} {end.evidence.value if end.evidence else number}"
-        lost = end.state is SessionState.LOST
-        told = f"exit code {CODE}" in telling[0] if how == TRUE else f"exit code {CODE}" not in telling[0]
-        once = starts == 1 if how in {TRUE, KILLED} else starts <= 1
-        if end.evidence is not None and end.evidence.value == "never_started":
-            once = starts == 0
-        allowed = how in cell.allowed
         hits = [answer.count(HIT) for answer in made.answers() if HIT in answer] if cell.is_watched else [1]
-        woken = len(callbacks) + 1 if cell.is_foreground else len(callbacks)
-        return Count(
-            lost=int(not woken or not hits or (lost and not allowed)),
-            doubled=int(woken > 1 or len(telling) > 1 or len(sessions) > 1 or sum(hits) > 1),
-            double_starts=int(starts > 1),
-            wrong_status=int(not (told and once) or not (allowed or lost)),
-            unreached=int(not made.fired(cell.point)),
-            note="" if how == TRUE else how,
-        )
+        woken = len(made.callbacks()) + cell.is_foreground
+        return verdict(made, cell, self._telling(), woken=woken, hits=hits)
+
+
+def verdict(made: Stage, cell: Cell, telling: Sequence[str], *, woken: int, hits: Sequence[int] = (1,)) -> Count:
+    """What went wrong; the answers `telling` say how the process ended, and `woken` counts what told it: one thing."""
+    nonces = made.workspace / "nonce.txt"
+    starts = len(nonces.read_text().split()) if nonces.exists() else 0
+    sessions = made.sessions()
+    end = sessions[0].end if sessions else None
+    if end is None:
+        return Count(lost=1, note="no end is recorded")
+    number = end.exit_code if end.exit_code is not None else end.signal
+    how = f"{end.state.value} {end.evidence.value if end.evidence else number}"
+    lost = end.state is SessionState.LOST
+    told = f"exit code {CODE}" in telling[0] if how == TRUE else f"exit code {CODE}" not in telling[0]
+    once = starts == 1 if how in {TRUE, KILLED} else starts <= 1
+    if end.evidence is not None and end.evidence.value == "never_started":
+        once = starts == 0
+    allowed = how in cell.allowed
+    return Count(
+        lost=int(not woken or not hits or (lost and not allowed)),
+        doubled=int(woken > 1 or len(telling) > 1 or len(sessions) > 1 or sum(hits) > 1),
+        double_starts=int(starts > 1),
+        wrong_status=int(not (told and once) or not (allowed or lost)),
+        unreached=int(not made.fired(cell.point)),
+        note="" if how == TRUE else how,
+    )
 
 
 def facts_of(made: Stage) -> dict[str, Any]:

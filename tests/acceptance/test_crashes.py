@@ -10,7 +10,8 @@ import json
 
 import pytest
 
-from chaos.cells import TRUE, Cell, Victim, cells, contained_cells, quick_cells
+from chaos.cells import TRUE, Cell, Victim, cells, client_cells, contained_cells, quick_cells
+from chaos.clients import live_as_client
 from chaos.story import PATIENCE_S, facts_of, live_through
 from tests.databases import unavailable
 from tests.nursery import NoNursery, probe_machines
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
 def assert_clean(made: Stage, cell: Cell, *, executed: bool = False) -> None:
-    count = live_through(made, cell, executed=executed)
+    count = live_as_client(made, cell) if "server" in cell.victims else live_through(made, cell, executed=executed)
     assert count.clean, f"{count}\n{json.dumps(facts_of(made), indent=1, default=str)}"
 
 
@@ -62,6 +63,12 @@ def test_a_worker_that_was_started_as_operators_start_it(sqlite_url: str) -> Non
 def test_an_end_that_a_call_was_told_and_that_is_not_recorded(database_url: str, victims: tuple[Victim, ...]) -> None:
     with stage(database_url) as made:
         assert_clean(made, Cell(victims, "exit.told"))
+
+
+@pytest.mark.parametrize("cell", client_cells()[2:11:8], ids=lambda cell: cell.name)
+def test_around_an_mcp_client(database_url: str, cell: Cell) -> None:
+    with stage(database_url) as made:
+        assert_clean(made, cell)
 
 
 @pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)

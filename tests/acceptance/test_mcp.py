@@ -4,105 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shlex
 import signal
 import subprocess
-import uuid
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from mcp import ClientSession, MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
-from mcp.types import CallToolResult, Implementation, RequestParamsMeta, TextContent
+from mcp import MCPError
 
 from shellback.exec.core.model import SessionState
 from shellback.exec.tools.registry import tools
 from shellback.mcp_server import listing
 from shellback.storage.tables import sessions, turns
+from tests.clients import client, known, text_of
 from tests.commands import OURS, PROGRAM, assert_refused, facts, shellback
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
 
 WAITS = "echo nonce >> nonce; until [ -e go ]; do sleep 0.02; done; echo over"
-KEY = "shellback/key"
 
 
 @pytest.fixture
 def on() -> Generator[Stage]:
     with stage() as made:
         yield made
-
-
-class Client:
-    """A client and the server that it has started."""
-
-    def __init__(self, on: Stage, session: ClientSession, said: Path, pid: Path) -> None:
-        self.on = on
-        self.session = session
-        self._said = said
-        self._pid = pid
-
-    @property
-    def log(self) -> str:
-        return self._said.read_text()
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
-        pid = int(self._pid.read_text())
-        os.kill(pid, number)
-        return pid
-
-    async def call(self, tool: str, key: str = "", **args: Any) -> CallToolResult:
-        meta: RequestParamsMeta | None = {KEY: key} if key else None
-        result = await self.session.call_tool(tool, args, meta=meta)
-        assert isinstance(result, CallToolResult)
-        return result
-
-    async def approved(self, tool: str, key: str = "", *, order: str = "approve", **args: Any) -> CallToolResult:
-        """The result of a call about which a person decides on the command line."""
-        task = asyncio.create_task(self.call(tool, key, **args))
-        (request,) = await asyncio.to_thread(self.on.until, "a request", self.on.requests)
-        done = await asyncio.to_thread(shellback, self.on, "approvals", order, request.id)
-        assert done.returncode == 0, done.stderr
-        return await task
-
-
-@asynccontextmanager
-async def client(on: Stage, *options: str, **environ: str) -> AsyncGenerator[Client]:
-    """A client named "tester"; nothing is left of its server at the end."""
-    said, pid = (on.root / f"{uuid.uuid4().hex}.{kind}" for kind in ("log", "pid"))
-    line = f"echo $$ > {pid}; exec {shlex.join([*PROGRAM, 'mcp', *options])}"
-    started = StdioServerParameters(
-        command="/bin/sh", args=["-c", line], env={**OURS, **on.environ, **environ}, cwd=on.root
-    )
-    with said.open("w") as log:
-        try:
-            async with (
-                stdio_client(started, errlog=log) as streams,
-                ClientSession(*streams, client_info=Implementation(name="tester", version="1")) as session,
-            ):
-                await session.initialize()
-                yield Client(on, session, said, pid)
-        finally:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid.read_text()), signal.SIGKILL)
-
-
-def text_of(result: CallToolResult) -> str:
-    (first, *_) = result.content
-    assert isinstance(first, TextContent)
-    return first.text
-
-
-def known(result: CallToolResult) -> dict[str, Any]:
-    found: Any = result.structured_content
-    assert isinstance(found, dict)
-    return {str(name): value for name, value in found.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: Stage) -> None:
@@ -140,28 +68,7 @@ async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: 
     )
 
 
-@pytest.fixture
-def shared(postgres_url: str) -> Generator[Stage]:
-    with stage(postgres_url) as made:
-        yield made
-
-
-async def test_beside_a_worker_each_call_names_it_and_what_to_do_until_it_is_gone(on: Stage) -> None:
-    worker = on.hire()
-    async with client(on) as one:
-        assert (await one.session.list_tools()).tools
-        for _ in range(2):
-            result = await one.call("process_list")
-            assert result.is_error
-            assert f"nothing was done: process {worker.process.pid} on this host" in text_of(result)
-            assert "a SHELLBACK_HOME of its own" in text_of(result)
-        await asyncio.to_thread(worker.kill)
-        assert known(await one.call("process_list"))["total"] == 0
-        assert "Traceback" not in one.log
-
-
-async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_finds_all(shared: Stage) -> None:
-    on = shared
+async def test_a_server_that_is_killed_starts_nothing_twice_and_the_next_one_finds_all(on: Stage) -> None:
     on.hire()
     async with client(on, "--conversation", "build") as one:
         first = await one.approved("execute", "k1", command=WAITS, background=True)
