@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from mcp import MCPError
@@ -14,7 +14,7 @@ from chaos.story import COMMAND, PATIENCE_S, Count, verdict
 from chaos.strike import Kill
 from shellback.storage.tables import turns
 from shellback.work.errors import ApprovalSettled
-from tests.clients import Client, client, known, text_of
+from tests.clients import Client, client, known
 from tests.stage import Stage
 
 NAME: Final = "build"
@@ -44,18 +44,18 @@ class _Connections:
 
     async def run(self) -> None:
         while not self.told:
-            with contextlib.suppress(MCPError):  # its server is dead: the client starts another
-                async with client(self._made, "--conversation", NAME) as one:
-                    await one.call("process_list")
-                    await asyncio.to_thread(self._arm, one)
+            async with client(self._made, "--conversation", NAME) as one:
+                with contextlib.suppress(MCPError):  # its server is dead: the client starts another
+                    if not self._armed:
+                        await one.call("process_list")  # it has the supervisor started
+                        await asyncio.to_thread(self._arm, one)
                     await self._call(one)
 
     def _arm(self, one: Client) -> None:
-        if not self._armed:
-            strike, (supervisor, keeper) = Kill(self._made, self._cell), self._made.supervisor_pids()
-            strike.pids = {"server": one.pid, "supervisor": supervisor, "keeper": keeper}
-            self._made.arm(self._cell.point, "\n".join(strike.orders()))
-            self._armed = True
+        strike, (supervisor, keeper) = Kill(self._made, self._cell), self._made.supervisor_pids()
+        strike.pids = {"server": one.pid, "supervisor": supervisor, "keeper": keeper}
+        self._made.arm(self._cell.point, "\n".join(strike.orders()))
+        self._armed = True
 
     async def _call(self, one: Client) -> None:
         command = COMMAND.format(seconds=self._cell.seconds, code=CODE)
@@ -68,9 +68,8 @@ class _Connections:
         result = call.result()
         facts = {} if result.structured_content is None else known(result)
         while facts.get("state") in {"claimed", "running"}:
-            session: dict[str, Any] = {"session_id": facts["session_id"]}
-            await one.call("process_wait", session_ids=[facts["session_id"]])
-            result = await one.call("process_poll", **session)
-            facts = known(result)
+            session = facts["session_id"]
+            await one.call("process_wait", session_ids=[session])
+            facts = known(await one.call("process_poll", session_id=session))
         if "approval" not in facts and "state" in facts:
-            self.told = text_of(result)
+            self.told = f"{facts['state']}, exit code {facts['exit_code']}"
