@@ -47,7 +47,8 @@ def read(place: Place, look: Callable[[int], object] = lambda _: None) -> bytes:
     with closing(opened(place.name, place.directory)) as descriptor:
         look(descriptor)
         size, done = os.fstat(descriptor).st_size, 0
-        while size <= READ_MOST and (part := os.pread(descriptor, size - done + _LEAST, done)):
+        # A buffer that is much larger than the file shrinks by a copy, which takes longer than the reading.
+        while size <= READ_MOST and (part := os.pread(descriptor, max(size - done + 1, _LEAST), done)):
             parts.append(part)
             done += len(part)
             size = max(size, done)
