@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shellback.exec.link import launch
 from shellback.exec.log.output import OutputLog
 from shellback.exec.supervisor.loop import Loop
-from shellback.exec.supervisor.process import link, procfs, spawn
+from shellback.exec.supervisor.process import landlock, link, procfs, spawn
 from shellback.exec.supervisor.process.kill import Killer, Target, members
 from shellback.exec.supervisor.process.link import Held, Line
 from shellback.exec.supervisor.records import times
@@ -309,6 +309,35 @@ def test_a_claim_that_could_not_be_written_may_be_made_again(records: Records, m
     claim = records.claim("b", b"y\n")
     assert claim is not None
     os.close(claim)
+
+
+@pytest.mark.parametrize("fence", [None, ()], ids=["pipes", "fork"])
+def test_a_process_that_exists_is_reported_whatever_fails_after_its_fork(
+    fence: tuple[str, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, chdir = tmp_path.stat(), os.chdir
+    request = StartRequest(
+        session_id="a", argv=("touch", "ran"), env={"PATH": "/usr/bin:/bin"}, cwd=str(tmp_path), boot_id="",
+        place=(place.st_dev, place.st_ino), fence=fence,
+    )  # fmt: skip
+
+    def away(path: str) -> None:
+        if path == "/":
+            raise OSError(errno.EMFILE, "no room")
+        chdir(path)
+
+    started = spawn.spawn if fence is None else lambda request, *streams: spawn.spawn_by_fork(request, [*streams])
+    here, null = os.getcwd(), os.open(os.devnull, os.O_RDWR)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "chdir", away)
+            patch.setattr(landlock, "ruleset", lambda _paths: -1)
+            pid = started(request, null, null, null)
+        assert os.waitpid(pid, 0) == (pid, 0)
+    finally:
+        os.chdir(here)
+        os.close(null)
+    assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")

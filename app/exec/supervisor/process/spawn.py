@@ -11,12 +11,15 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shellback.exec.supervisor.process import landlock, procfs, pty
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import StartRequest
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 """The soft limit we were started with; children get it."""
@@ -52,29 +55,27 @@ def lower_descriptor_limit() -> None:
 @contextlib.contextmanager
 def _expendable() -> Generator[None]:
     """Processes forked meanwhile are killed before us if memory runs out: a container has one limit for all."""
-    before = be_expendable()
-    try:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no /proc, or it is read-only
+            # It stays open, because afterwards there may be no room for a descriptor.
+            score = stack.enter_context(open(_SCORE, "r+b", buffering=0))
+            before = _raised(score)
+            stack.callback(score.write, b"%d" % before)
         yield
-    finally:
-        if before < _EXPENDABLE:
-            _score(before)
 
 
-def be_expendable() -> int:
-    """Let the kernel kill us and our future children first if memory runs out; returns the score before."""
-    try:
-        with open(_SCORE, "rb", buffering=0) as file:
-            before = int(file.read(16))
-        if before < _EXPENDABLE:
-            _score(_EXPENDABLE)
-    except OSError:  # no /proc, or it is read-only
-        return _EXPENDABLE
+def be_expendable() -> None:
+    """Let the kernel kill us and our future children first if memory runs out."""
+    with contextlib.suppress(OSError), open(_SCORE, "r+b", buffering=0) as score:
+        _raised(score)
+
+
+def _raised(score: FileIO) -> int:
+    """The score before; it is at least `_EXPENDABLE` now."""
+    before = int(score.read(16))
+    if before < _EXPENDABLE:
+        score.write(b"%d" % _EXPENDABLE)
     return before
-
-
-def _score(value: int) -> None:
-    with open(_SCORE, "wb", buffering=0) as file:
-        file.write(b"%d" % value)
 
 
 def plain_signals() -> None:
@@ -98,7 +99,7 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
     """
     command = Command(request)
 
-    def fork(failed: tuple[int, int]) -> int:
+    def fork(failed: tuple[int, int], born: list[int]) -> None:
         who = owner(request)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_expendable())
@@ -110,18 +111,25 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
             # Lowered only here, where no new descriptor is made; open ones stay open.
             stack.callback(raise_descriptor_limit)
             lower_descriptor_limit()
-            return command.fork_exec((stdin, stdout, stderr), failed, who)
+            born.append(command.fork_exec((stdin, stdout, stderr), failed, who))
 
     return _executed(fork, lambda report: int(report.split(b":", 2)[1], 16))
 
 
-def _executed(fork: Callable[[tuple[int, int]], int], number: Callable[[bytes], int]) -> int:
-    """The pid of a child that has executed; it reports an error to the pipe that `fork` gets."""
+def _executed(fork: Callable[[tuple[int, int], list[int]], None], number: Callable[[bytes], int]) -> int:
+    """The pid of a child that has executed. `fork` gets the pipe for an error of the child, and a list for its pid."""
     out, into = os.pipe()
+    born: list[int] = []
     with closing(out):
         with closing(into):
-            pid = fork((out, into))
+            try:
+                fork((out, into), born)
+            except OSError:
+                # A process that exists is reported, whatever fails after its fork.
+                if not born:
+                    raise
         report = os.read(out, 512)
+    (pid,) = born
     if report:
         os.waitpid(pid, 0)
         raise ExecFailed(number(report))
@@ -191,13 +199,13 @@ def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
         own = (os.ttyname(streams[0]),) if request.pty is not None else ()
         rules = landlock.ruleset((*request.fence, *own))
 
-    def fork(failed: tuple[int, int]) -> int:
+    def fork(failed: tuple[int, int], born: list[int]) -> None:
         try:
             with _expendable(), _placed(request, command):
                 pid = os.fork()
                 if pid == 0:
                     _exec_in_child(request, command, streams, failed[1], rules)
-                return pid
+                born.append(pid)
         finally:
             if rules >= 0:
                 os.close(rules)
