@@ -34,7 +34,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--behind-proxy", is_flag=True, help="A proxy that clients reach by TLS is in front of this address.")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name in clients' URLs; may be repeated.")
 @TASK_AFTER
-def serve(  # noqa: PLR0913 - each is an option
+def serve(
     host: str,
     port: int,
     certificate: Path | None,
