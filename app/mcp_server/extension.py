@@ -12,6 +12,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    HEADER_MISMATCH,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
@@ -78,19 +79,19 @@ class TaskHandlers:
 
     async def get(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         """A task with its result."""
-        with self.errors(ctx):
+        with self.errors(ctx, params.task_id):
             task = await (await self.talk()).task(self.client(ctx), params.task_id)
             return {"resultType": "complete", **self.whole(task)}
 
     async def update(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         """Acknowledge answers of the client: no question is open, and answers without one count for nothing."""
-        with self.errors(ctx):
+        with self.errors(ctx, params.task_id):
             await (await self.talk()).task(self.client(ctx), params.task_id)
             return {"resultType": "complete"}
 
     async def cancel(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         """Cancel a task; one that has ended stays as it is."""
-        with self.errors(ctx):
+        with self.errors(ctx, params.task_id):
             await (await self.talk()).cancel(self.client(ctx), params.task_id)
             return {"resultType": "complete"}
 
@@ -102,15 +103,18 @@ class TaskHandlers:
         return {**said_of(task), **more, **({} if task.error is None else {"error": task.error})}
 
     @contextlib.contextmanager
-    def errors(self, ctx: Context, *, declared: bool = False) -> Generator[None]:
-        """Require the extension, and have errors said as the protocol does."""
-        if not (declared or declares(ctx)):
+    def errors(self, ctx: Context, named: str | None = None) -> Generator[None]:
+        """Require the extension, and of HTTP that its header names what is `named`; have errors said as they are."""
+        if not declares(ctx):
             needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
                 f"this needs the extension {EXTENSION} in the capabilities that the request declares",
                 needed,
             )
+        header = None if ctx.request is None else ctx.request.headers.get("mcp-name")
+        if named is not None and header is not None and header != named:
+            raise MCPError(HEADER_MISMATCH, f"the header Mcp-Name is {header!r}, and not the task of the request")
         try:
             yield
         except UnknownTask as error:

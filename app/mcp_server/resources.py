@@ -99,7 +99,7 @@ class Resources:
         if self.off and uri == OFF:
             text = self.off
         elif self.off or found is None:
-            raise MCPError(INVALID_PARAMS, f"no resource {uri!r}: resources/list names those there are")
+            raise MCPError(INVALID_PARAMS, f"no resource {uri!r}: resources/list names those there are", {"uri": uri})
         else:
             tool, args, _ = _KINDS[found["kind"]]
             answer = await self._called(ctx, tool, {"session_id": found["session"], **args})

@@ -231,7 +231,7 @@ async def test_while_a_call_waits_its_client_hears_the_last_line_and_listens_to_
         await decided(on)
         session = await asyncio.to_thread(on.session, "nonce")
         async with asyncio.timeout(30):
-            while not (heard := [told["params"] for told in one.told if told["method"] == "notifications/progress"]):
+            while not (heard := [told["params"] for told in one.told if "message" in told["params"]]):
                 await one.arrived()
         assert (heard[0]["progressToken"], heard[0]["message"]) == ("p", "two")
         uri = f"shellback://sessions/{session.id}/log"
