@@ -50,7 +50,7 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The scenarios of the server that can be run, each with the checks in it that do not apply, and why.
 
-Left out are those that are wholly about what is not offered (prompts, sampling, elicitation, logging, completion), about
+Left out are those wholly about what is not offered (prompts, sampling, elicitation, logging, completion), about
 tools that a server is to have for the test alone, or about what the bridge changes (`dns-rebinding-protection`).
 """
 
