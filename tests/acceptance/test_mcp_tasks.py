@@ -213,12 +213,18 @@ async def test_a_call_that_waits_for_a_person_is_a_task_over_a_kill_and_a_cancel
         first = await one.call("execute", command="echo first >> nonce")
         await asyncio.to_thread(on.until, "a request", on.requests)
         second = await one.call("execute", command="echo second >> nonce")
-        await asyncio.to_thread(on.until, "requests", lambda: len(on.requests()) == 2)
-        assert (await one.ask("tasks/cancel", {"taskId": second["taskId"]}))["resultType"] == "complete"
-    await decided(on)
+        requests = await asyncio.to_thread(
+            on.until, "requests", lambda: found if len(found := on.requests()) == 2 else []
+        )
+        on.arm("task.cancelled")
+        with pytest.raises(EOFError):
+            await one.ask("tasks/cancel", {"taskId": second["taskId"]})
+    for request in requests:
+        done = await asyncio.to_thread(shellback, on, "approvals", "approve", request.id)
+        assert done.returncode == 0, done.stderr
     async with wire(on) as one:
-        done = await one.ended(first["taskId"])
-        assert done["result"]["structuredContent"]["exit_code"] == 0
+        ended = await one.ended(first["taskId"])
+        assert ended["result"]["structuredContent"]["exit_code"] == 0
         assert (await one.task(second["taskId"]))["status"] == "cancelled"
     assert (on.workspace / "nonce").read_text() == "first\n"
 

@@ -35,6 +35,13 @@ def on(database_url: str) -> Generator[Stage]:
         yield made
 
 
+@pytest.fixture
+def quick() -> Generator[Stage]:
+    """On SQLite alone, for what both databases do in the same way."""
+    with stage() as made:
+        yield made
+
+
 @asynccontextmanager
 async def connected(on: Stage, name: str = NAME) -> AsyncGenerator[Connection]:
     """The calls of a connection, as a server makes them."""
@@ -140,7 +147,8 @@ async def test_a_task_that_ended_while_no_server_lived_has_the_same_result(on: S
         assert done.answer.texts[0].startswith("over\n[exit code 0")
 
 
-async def test_a_task_of_another_conversation_is_unknown(on: Stage) -> None:
+async def test_a_task_of_another_conversation_is_unknown(quick: Stage) -> None:
+    on = quick
     async with connected(on) as calls, connected(on, "another") as others:
         task = await begun(calls, asked(WAITS))
         for no_task in (task.id, "x234567890123456"):
@@ -169,7 +177,8 @@ async def test_a_cancelled_task_is_no_more_asked_about_and_stays_cancelled(on: S
     assert not (on.workspace / "nonce").exists()
 
 
-async def test_the_process_of_a_cancelled_task_goes_on_in_the_background(on: Stage) -> None:
+async def test_the_process_of_a_cancelled_task_goes_on_in_the_background(quick: Stage) -> None:
+    on = quick
     async with connected(on) as calls:
         task = await running(on, calls, asked(WAITS))
         await calls.cancel(CLIENT, task.id)
@@ -181,7 +190,8 @@ async def test_the_process_of_a_cancelled_task_goes_on_in_the_background(on: Sta
         assert (await calls.task(CLIENT, task.id)).state == "cancelled"
 
 
-async def test_identical_calls_that_wait_for_a_person_are_one_task(on: Stage) -> None:
+async def test_identical_calls_that_wait_for_a_person_are_one_task(quick: Stage) -> None:
+    on = quick
     async with connected(on) as calls:
         first = await begun(calls, asked({"command": "echo nonce >> nonce"}))
         request = await pending(on)
@@ -192,7 +202,8 @@ async def test_identical_calls_that_wait_for_a_person_are_one_task(on: Stage) ->
     assert nonces(on) == "nonce\n"
 
 
-async def test_a_refusal_and_a_wrong_call_end_a_task_as_they_end_a_call(on: Stage) -> None:
+async def test_a_refusal_and_a_wrong_call_end_a_task_as_they_end_a_call(quick: Stage) -> None:
+    on = quick
     async with connected(on) as calls:
         task = await begun(calls, asked({"command": "echo nonce >> nonce"}))
         await asyncio.to_thread(on.decide, await pending(on), "denied", "not today")
@@ -210,10 +221,10 @@ async def test_a_refusal_and_a_wrong_call_end_a_task_as_they_end_a_call(on: Stag
 
 
 async def test_beyond_the_most_tasks_of_a_process_a_call_is_answered_as_without(
-    on: Stage, monkeypatch: pytest.MonkeyPatch
+    quick: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_tasks, "MOST", 1)
-    async with connected(on) as calls:
+    async with connected(quick) as calls:
         await begun(calls, asked(WAITS))
         answer = await calls.begin(asked({}, "2", "process_list"), 0.0)
         assert isinstance(answer, Answer)
