@@ -44,7 +44,15 @@ Victim = Literal["worker", "server", "supervisor", "keeper", "database", "machin
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
-KEPT_BY_TESTS: Final = ("retention.", "file.", "shell.", "supervisor.asked", "supervisor.answered", "supervisor.handed")
+KEPT_BY_TESTS: Final = (
+    "retention.",
+    "file.",
+    "shell.",
+    "task.",
+    "supervisor.asked",
+    "supervisor.answered",
+    "supervisor.handed",
+)
 OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
 """Only a process that somebody watches reaches these."""
 OF_CALLS: Final = ("exit.told",)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,10 +21,21 @@ if TYPE_CHECKING:
     from shellback.settings import Settings
 
 
+TASK_AFTER: Final = click.option(
+    "--task-after",
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, 45.0),
+    default=2.0,
+    show_default=True,
+    help="A longer call is a task, for clients that know tasks.",
+)
+
+
 @click.command()
 @click.option("--conversation", "-c", metavar="NAME", help="The conversation of the calls [one per client, workspace].")
 @click.option("--tools", "chosen", metavar="GROUPS", help="exec,process,session,workspace,watch [all but watch].")
-def mcp(conversation: str | None, chosen: str | None) -> None:
+@TASK_AFTER
+def mcp(conversation: str | None, chosen: str | None, task_after: float) -> None:
     """Offer the tools to a client of the Model Context Protocol, on standard input and output.
 
     The client starts this command. Calls are those of the tools that agents have: same limits, policy, approvals and
@@ -42,7 +53,13 @@ def mcp(conversation: str | None, chosen: str | None) -> None:
     from shellback.mcp_server.stdio import NotAClient
 
     groups = listing.DEFAULT if chosen is None else groups_of(chosen)
-    offer = offered(settings, enter=lambda: _opened(settings), conversation=conversation, groups=groups)
+    offer = offered(
+        settings,
+        enter=lambda: _opened(settings),
+        conversation=conversation,
+        groups=groups,
+        task_after_s=task_after,
+    )
     try:
         asyncio.run(_until_it_is_gone(offer))
     except NotAClient as error:

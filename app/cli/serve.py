@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from shellback.cli.mcp import needs_the_sdk, offered
+from shellback.cli.mcp import TASK_AFTER, needs_the_sdk, offered
 from shellback.cli.shared import Refused, load_settings
 from shellback.log import configure
 
@@ -33,8 +33,15 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-key", "key", type=_FILE, metavar="FILE", help="Its private key, PEM, without a passphrase.")
 @click.option("--behind-proxy", is_flag=True, help="A proxy that clients reach by TLS is in front of this address.")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name in clients' URLs; may be repeated.")
+@TASK_AFTER
 def serve(
-    host: str, port: int, certificate: Path | None, key: Path | None, behind_proxy: bool, names: tuple[str, ...]
+    host: str,
+    port: int,
+    certificate: Path | None,
+    key: Path | None,
+    behind_proxy: bool,
+    names: tuple[str, ...],
+    task_after: float,
 ) -> None:
     """Serve the tools to MCP clients over HTTP, at /mcp, until SIGTERM or Ctrl-C.
 
@@ -76,7 +83,7 @@ def serve(
         backend = choose(settings).backend
         with wiring.mcp_calls(where, backend) as calls:
             note_workspace(where.home, backend.workspace)
-            offer = offered(settings, enter=lambda: contextlib.nullcontext(calls))
+            offer = offered(settings, enter=lambda: contextlib.nullcontext(calls), task_after_s=task_after)
             try:
                 asyncio.run(_serve(where, offer, address, known))
             except CannotListen as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 class UnknownTool(Exception):
@@ -30,6 +30,39 @@ class Answer:
     failed: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class Way:
+    """How a call is served: for how long it is waited for, and what is done when it is left.
+
+    `kept`: a process that comes later goes on with it. `carried` is told the call as which it is carried out.
+    """
+
+    within_s: float
+    kept: bool = False
+    carried: Callable[[Asked], Awaitable[object]] | None = None
+
+
+class UnknownTask(Exception):
+    """Raised for a task that does not exist, or is one of another conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A call that was answered before its end, as it is now; `said` says it to a person.
+
+    Once it is `completed`, `answer` is what the call would have answered; `error` is the protocol's, of a `failed` one.
+    """
+
+    id: str
+    state: Literal["working", "completed", "failed", "cancelled"]
+    said: str
+    created_at: float
+    updated_at: float
+    kept_s: float
+    answer: Answer | None = None
+    error: dict[str, Any] | None = None
+
+
 class Talk(Protocol):
     """One connection of a client."""
 
@@ -39,6 +72,42 @@ class Talk(Protocol):
         Raises:
             UnknownTool: No tool has this name.
         """
+        ...
+
+    async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
+        """Carry out one call; what takes longer than `after_s` seconds is a task, which is durable then.
+
+        Raises:
+            UnknownTool: No tool has this name.
+        """
+        ...
+
+    async def task(self, client: str, task_id: str) -> Task:
+        """A task of the client's conversation.
+
+        Raises:
+            UnknownTask: It has no such task.
+        """
+        ...
+
+    async def cancel(self, client: str, task_id: str) -> None:
+        """End a task that works: its request for approval is withdrawn; what it has started runs on.
+
+        Raises:
+            UnknownTask: The client's conversation has no such task.
+        """
+        ...
+
+    def changes(self, client: str, task_ids: Collection[str]) -> AsyncIterator[Task]:
+        """These tasks, each when it changes, until all have ended; one that has ended already is told at once."""
+        ...
+
+    def printed(self, asked: Asked) -> AsyncIterator[str]:
+        """The last line that the process of a call has printed, as it changes; "" while there is none."""
+        ...
+
+    def grows(self, client: str, session_id: str) -> AsyncIterator[None]:
+        """Whenever a session of the client's conversation has printed more, and at its end, after which it is over."""
         ...
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from shellback.exec.tools.toolset import ExecTools
 from shellback.mcp_server.answer import Asked
 from shellback.mcp_server.connection import Connection, context_of
 from shellback.mcp_server.listing import GROUPS, described
+from shellback.mcp_server.tasks import Tasks
 from shellback.storage.connections import Connections
 from shellback.storage.db import Database
 from shellback.work.hosts import hosts
@@ -29,10 +30,11 @@ from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How long a request for approval waits for a person, and how many may."""
+    """How long a request for approval waits for a person, and how many may; how long a task is kept."""
 
     approval_ttl_s: float
     pending: int
+    kept_s: float
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -62,7 +64,12 @@ class Calls:
     rung: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when somebody has decided about a request; then there is a new one."""
     _held: int | None = field(init=False, default=None)
+    tasks: Tasks = field(init=False)
     _tasks: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
+
+    def __post_init__(self) -> None:
+        """Have the tasks of its calls."""
+        self.tasks = Tasks(self, self.bounds.kept_s)
 
     async def start(self) -> None:
         """Connect to the supervisor, which is started if none runs, and listen for decisions."""
@@ -91,12 +98,14 @@ class Calls:
                 await asyncio.to_thread(self.connections.release, self.process, held)
 
     async def _let_go(self) -> None:
+        await self.tasks.freeze()
         await asyncio.gather(*(connection.close() for connection in list(self.open.values())))
         await cancelled([*self._tasks])
         await self.doorbell.close()
         for service in self.beside:
             await service.stop()
         await self.engine.stop()
+        await self.tasks.stop()
 
     async def tools(self) -> list[dict[str, Any]]:
         """See `Hands.tools`."""
@@ -132,6 +141,7 @@ class Calls:
     def _ring(self) -> None:
         rung, self.rung = self.rung, asyncio.Event()
         rung.set()
+        self.tasks.ring()
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(task := asyncio.get_running_loop().create_task(work))

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -29,8 +29,8 @@ from shellback.exec.core.threads import cancelled
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.log import about
-from shellback.mcp_server import requests
-from shellback.mcp_server.answer import Answer, Asked, UnknownTool
+from shellback.mcp_server import progress, requests
+from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTool, Way
 from shellback.mcp_server.listing import group_of
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
@@ -82,40 +82,83 @@ class Connection:
     _opened: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _leaving: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
 
-    async def call(self, asked: Asked) -> Answer:
+    async def call(self, asked: Asked, way: Way | None = None) -> Answer:
         """See `Talk.call`. Answers within 45 s; what was started goes on, and a request for approval stays."""
-        until = asyncio.get_running_loop().time() + WITHIN_S
+        way = way or Way(within_s=WITHIN_S)
+        until = asyncio.get_running_loop().time() + way.within_s
         if len(json.dumps(asked.args)) > ARGS_BYTES:
             return _failed("the arguments of this call are longer than 1 MiB; nothing was done. Give less at once")
         calls = self.calls
-        name = self.conversation or requests.name_for(asked.client, calls.engine.workspace, calls.host_id)
-        served = session_id(self._origin(name, asked))
+        name = self._name(asked.client)
+        served = session_id(self.origin(name, asked))
         calls.serving[served] += 1
         try:
             conversation = await self._conversation(name)
             with about(conversation=conversation):
                 try:
-                    return await self._run(conversation, asked, None, until)
+                    return await self._run(conversation, asked, None, until, way)
                 except ApprovalRequired:
-                    return await self._approved(conversation, asked, until)
+                    return await self._approved(conversation, asked, until, way)
         finally:
             calls.serving[served] -= 1
             calls.serving += Counter()  # without those at zero
 
+    async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
+        """See `Talk.begin`."""
+        return await self.calls.tasks.begin(self, asked, after_s)
+
+    async def task(self, client: str, task_id: str) -> Task:
+        """See `Talk.task`."""
+        return await self.calls.tasks.get(self, client, task_id)
+
+    async def cancel(self, client: str, task_id: str) -> None:
+        """See `Talk.cancel`."""
+        await self.calls.tasks.cancel(self, client, task_id)
+
+    def changes(self, client: str, task_ids: Collection[str]) -> AsyncGenerator[Task]:
+        """See `Talk.changes`."""
+        return self.calls.tasks.changes(self, client, task_ids)
+
+    def printed(self, asked: Asked) -> AsyncGenerator[str]:
+        """See `Talk.printed`."""
+        name = self._name(asked.client)
+        about = progress.sessions_of(session_id(self.origin(name, asked)), asked.args)
+        return progress.printed(self.calls.engine, name, about)
+
+    def grows(self, client: str, session_id: str) -> AsyncGenerator[None]:
+        """See `Talk.grows`."""
+        return progress.grows(self.calls.engine, self._name(client), session_id)
+
+    async def opened(self, client: str) -> str:
+        """The conversation of a client; it exists, and what others left in it is settled.
+
+        Raises:
+            InvalidRequest: The conversation is an agent's or another host's.
+        """
+        return await self._conversation(self._name(client))
+
     async def close(self) -> None:
         """End processes whose lifetime is that of this connection; all others run on. It makes no call any more."""
         self.calls.open.pop(self.turn_id, None)
-        if self._leaving:  # their ends are to be events
-            await asyncio.wait(self._leaving, timeout=LATE_S)
-        await cancelled([*self._leaving])
+        await self.left()
         if self.calls.engine.started:
             with contextlib.suppress(ExecError):
                 await self.calls.engine.supervised.port.expire(TURN, self.turn_id)
+
+    async def left(self) -> None:
+        """Wait until the calls that nobody waits for any more are left."""
+        if self._leaving:  # their ends are to be events
+            await asyncio.wait(self._leaving, timeout=LATE_S)
+        await cancelled([*self._leaving])
+
+    def _name(self, client: str) -> str:
+        return self.conversation or requests.name_for(client, self.calls.engine.workspace, self.calls.host_id)
 
     async def _conversation(self, name: str) -> str:
         if time.monotonic() - self._opened.get(name, -FRESH_S) >= FRESH_S:
             await self.calls.database.write(requests.opened, name, self.calls.host_id)
             self._opened[name] = time.monotonic()
+            await self.calls.tasks.resume(self, name)
             await self._settle(name)
         return name
 
@@ -134,11 +177,11 @@ class Connection:
                 if session.state is SessionState.CLAIMED and session.id not in serving:
                     await engine.abandon(session.id)
 
-    async def _approved(self, conversation: str, asked: Asked, until: float) -> Answer:
+    async def _approved(self, conversation: str, asked: Asked, until: float, way: Way) -> Answer:
         """Ask a person about the call, unless that was done, and wait for the decision."""
         digest, display = await self.calls.tools_of.propose(conversation, asked.tool, asked.args)
         proposed = Proposed(
-            call_key=call_key(self._origin(conversation, asked)), tool_call_id=asked.id, tool_name=asked.tool,
+            call_key=call_key(self.origin(conversation, asked)), tool_call_id=asked.id, tool_name=asked.tool,
             args=asked.args, display=display, digest=digest,
         )  # fmt: skip
         bounds = self.calls.bounds
@@ -147,15 +190,17 @@ class Connection:
             ttl_s=bounds.approval_ttl_s, outbox=self.calls.outbox, limit=bounds.pending,
         )  # fmt: skip
         self.calls.outbox.ring()
+        # Under the id that is approved: whoever else repeats the call finds the same session.
+        same = Asked(client=asked.client, id=request.tool_call_id, tool=asked.tool, args=asked.args)
+        if way.carried is not None:
+            await way.carried(same)
         request = await self._decided(request, until)
         if request.state == "pending":
             return _waits(request)
         if request.state not in {"approved", "used"}:
             await self.calls.database.write(requests.told, request)
             return _failed(refusal(request), approval=request.id, approval_state=request.state)
-        # Under the id that was approved: whoever else repeats the call finds the same session.
-        same = Asked(client=asked.client, id=request.tool_call_id, tool=asked.tool, args=asked.args)
-        return await self._run(conversation, same, Approval(request.id, request.digest), until)
+        return await self._run(conversation, same, Approval(request.id, request.digest), until, way)
 
     async def _decided(self, request: Request, until: float) -> Request:
         """The request when it is decided, or at the latest then."""
@@ -175,7 +220,7 @@ class Connection:
                 await asyncio.wait_for(rung.wait(), max(0.0, min(LOOK_S, left_s, until - loop.time())))
         return request
 
-    async def _run(self, conversation: str, asked: Asked, approval: Approval | None, until: float) -> Answer:
+    async def _run(self, conversation: str, asked: Asked, approval: Approval | None, until: float, way: Way) -> Answer:
         """Run the tool; at the time it is to return, and if it does not, it is left.
 
         Raises:
@@ -209,15 +254,17 @@ class Connection:
         finally:
             if not run.done():
                 # Not here: the protocol cancels this task until it ends.
-                self._leaving.add(task := loop.create_task(self._leave(run, origin)))
+                self._leaving.add(task := loop.create_task(self._leave(run, origin, way)))
                 task.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, run: asyncio.Future[Any], origin: CallOrigin) -> None:
+    async def _leave(self, run: asyncio.Future[Any], origin: CallOrigin, way: Way) -> None:
         """End a call that nobody waits for. What it has started runs on."""
         await cancelled([run])
-        await self.calls.engine.hand_over(session_id(origin))
+        if not way.kept:
+            await self.calls.engine.hand_over(session_id(origin))
 
-    def _origin(self, conversation: str, asked: Asked) -> CallOrigin:
+    def origin(self, conversation: str, asked: Asked) -> CallOrigin:
+        """The origin of a call, the same whenever it is repeated."""
         return origin_of(context_of(conversation, self.turn_id, asked, None))
 
 

@@ -35,6 +35,7 @@ class Offer:
     workspace: Path
     gate: bool
     groups: Collection[str] = listing.DEFAULT
+    task_after_s: float = 2.0
     conversation: str | None = None
     switches: str
     enter: Callable[[], AbstractContextManager[Hands]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from shellback.exec.tools.tool import ExecTool
@@ -35,8 +35,24 @@ def described(tool: ExecTool, description: str, schema: dict[str, Any]) -> dict[
         "name": tool.name,
         "description": description,
         "inputSchema": schema,
+        "outputSchema": output_schema(tool),
         "annotations": hints,
         "group": group_of(tool),
+    }
+
+
+def output_schema(tool: ExecTool) -> dict[str, Any]:
+    """What is in the structured content of a call that did not fail: the value, and the facts of a command."""
+    from pydantic import TypeAdapter
+
+    from shellback.exec.reports.render import StartedFacts
+
+    (value,) = get_args(get_type_hints(tool.run)["return"])
+    known: dict[str, Any] = TypeAdapter(StartedFacts).json_schema() if tool.spec is not None else {}
+    return {
+        "type": "object",
+        "properties": {"result": TypeAdapter(value).json_schema(), **known.get("properties", {})},
+        "required": ["result", *known.get("required", ())],
     }
 
 

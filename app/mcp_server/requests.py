@@ -17,12 +17,13 @@ import sqlalchemy as sa
 from shellback.storage.rows import change_some
 from shellback.storage.tables import approvals
 from shellback.work.approvals import asking
-from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.approvals import Request, decide
 from shellback.work.approvals.asking import Proposed
 from shellback.work.approvals.sending import require_name
 from shellback.work.errors import InvalidRequest
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
+from shellback.work.queue.queues import Enqueuer
 
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _REFUSED: Final = ("denied", "expired", "superseded")
@@ -109,3 +110,10 @@ def told(conn: sa.Connection, request: Request) -> None:
     change_some(
         conn, approvals, approvals.c.id == request.id, approvals.c.state.in_(_REFUSED), used_by=request.call_key
     )
+
+
+def withdrawn(conn: sa.Connection, enqueuer: Enqueuer, call_key: str, client: str) -> None:
+    """Deny the request of a call that its client has cancelled, unless it is decided."""
+    waits = sa.select(approvals.c.id).where(approvals.c.call_key == call_key, approvals.c.state == "pending")
+    if (request_id := conn.execute(waits).scalar_one_or_none()) is not None:
+        decide(conn, enqueuer, request_id, "superseded", by=client, surface="mcp", note="the client cancelled the call")

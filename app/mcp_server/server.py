@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import time
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final, cast
@@ -13,6 +17,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -24,9 +29,13 @@ from mcp_types import (
     Tool,
 )
 
+from shellback.exec.core.threads import cancelled
 from shellback.mcp_server import listing
-from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, UnknownTool
+from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, UnknownTool
+from shellback.mcp_server.extension import TaskHandlers, created, declares
 from shellback.mcp_server.front import Loaded, Offer
+from shellback.mcp_server.listening import Listening
+from shellback.mcp_server.resources import Resources
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +68,19 @@ async def served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
 def speaking(handlers: Handlers) -> Server[Any]:
     """The server of the SDK that answers with these handlers."""
     offer = handlers.offer
-    return Server(
+    server = Server(
         "shellback",
         version=version("shellback"),
         instructions=_INSTRUCTIONS.format(workspace=offer.workspace) if offer.gate else GATE,
         on_list_tools=handlers.list,
-        on_call_tool=handlers.call,
     )
+    # Not by the constructor: its type has no place for an answer that is a task.
+    server.add_request_handler("tools/call", CallToolRequestParams, handlers.call)
+    of_tasks = TaskHandlers(handlers.talk, client_of, _result, offer.worded)
+    of_tasks.serve(server)
+    Listening(of_tasks).serve(server)
+    Resources(handlers.talk, client_of, "" if offer.gate else GATE).serve(server)
+    return server
 
 
 Context = ServerRequestContext[Any, Any]
@@ -92,14 +107,20 @@ class Handlers:
             raise MCPError(INTERNAL_ERROR, text) from None
         return ListToolsResult(tools=[Tool.model_validate(one, by_name=False) for one in found])
 
-    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult:
+    async def talk(self) -> Talk:
+        """This connection, once the engine runs."""
+        return self._talk(await self.loaded.hands())
+
+    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | dict[str, Any]:
         """Carry out a call; errors with a known cause are failed results."""
         if not self.offer.gate:
             return _result(Answer([GATE], failed=True))
         asked = _asked(ctx, params)
         try:
-            hands = await self.loaded.hands()
-            return _result(await self._talk(hands).call(asked))
+            talk = await self.talk()
+            async with telling(ctx, talk, asked):
+                done = await (talk.begin(asked, self.offer.task_after_s) if declares(ctx) else talk.call(asked))
+            return created(done) if isinstance(done, Task) else _result(done)
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:
@@ -111,7 +132,7 @@ class Handlers:
 
     async def close(self) -> None:
         """Close the connection; calls that are made after this open it anew."""
-        await self._talk(await self.loaded.hands()).close()
+        await (await self.talk()).close()
 
     def _talk(self, hands: Hands) -> Talk:
         return hands.connected(self.offer.conversation, self.offer.groups, self.name)
@@ -122,9 +143,33 @@ def _asked(ctx: Context, params: CallToolRequestParams) -> Asked:
     key = meta.get(KEY)
     if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_CHARS):
         raise MCPError(INVALID_PARAMS, f"_meta {KEY!r} must be a text of 1 to {KEY_CHARS} characters")
-    client = ctx.session.client_params.client_info.name if ctx.session.client_params is not None else ""
     named = f"key:{key}" if key is not None else f"{_numbers(ctx)}:{json.dumps(ctx.request_id)}"
-    return Asked(client=client[:100] or "client", id=named, tool=params.name, args=params.arguments or {})
+    return Asked(client=client_of(ctx), id=named, tool=params.name, args=params.arguments or {})
+
+
+@asynccontextmanager
+async def telling(ctx: Context, talk: Talk, asked: Asked) -> AsyncGenerator[None]:
+    """Tell a client that wants to know what the process of its call prints, until the end of the block."""
+    if progress_token_from_params(ctx.params) is None:
+        yield
+        return
+    saying = asyncio.create_task(_say(ctx, talk, asked))
+    try:
+        yield
+    finally:
+        await cancelled([saying])
+
+
+async def _say(ctx: Context, talk: Talk, asked: Asked) -> None:
+    began = time.monotonic()
+    async for line in talk.printed(asked):
+        await ctx.session.report_progress(round(time.monotonic() - began, 3), message=_text(line) or None)
+
+
+def client_of(ctx: Context) -> str:
+    """The name that the client of a request gives itself."""
+    client = ctx.session.client_params.client_info.name if ctx.session.client_params is not None else ""
+    return client[:100] or "client"
 
 
 def _numbers(ctx: Context) -> str:

@@ -27,6 +27,7 @@ from shellback.storage.tables import (
     notices,
     rules,
     sessions,
+    tasks,
     turns,
     watches,
     workers,
@@ -69,6 +70,7 @@ def plain(cut: Cut) -> dict[str, sa.Select[Any]]:
         ),
         approvals: sa.and_(settled, sa.not_(_busy(approvals.c.conversation_id))),
         calls: sa.and_(calls.c.created_at < cut.rows, ~of_call),
+        tasks: tasks.c.created_at < cut.rows,  # the time to live that clients are told
         notices: sa.and_(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows),
         workers: workers.c.heartbeat_at < cut.rows,
         # Removed containers, and those of long silent hosts, which nothing can remove.
@@ -168,6 +170,7 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
             ),
         ),
         approvals: _since(approvals.c.decided_at, cut.rows),
+        tasks: tasks.c.created_at >= cut.rows,
         turns: _since(turns.c.ended_at, cut.rows),
         sessions: _since(sessions.c.ended_at, cut.sessions),
     }

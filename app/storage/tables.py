@@ -230,6 +230,23 @@ calls: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False, index=True),
 )
 
+tasks: Final = sa.Table(  # calls of MCP clients that were answered before their end
+    "tasks",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # that of the session which the call starts, if it starts one
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False),  # the connection that carries it out
+    sa.Column("client", sa.String(100), nullable=False),
+    sa.Column("tool_call_id", sa.Text, nullable=False),
+    sa.Column("tool", sa.String(100), nullable=False),
+    sa.Column("args", sa.JSON, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # working, completed, failed, cancelled
+    sa.Column("result", sa.JSON(none_as_null=True)),  # what the call would have answered
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
+    sa.Column("updated_at", sa.Float, nullable=False),
+    sa.Index("ix_tasks_conversation_id_state", "conversation_id", "state"),
+)
+
 workspaces: Final = sa.Table(
     "workspaces",
     metadata,

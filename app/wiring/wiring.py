@@ -387,7 +387,11 @@ def mcp_calls(where: Place, backend: ChosenBackend) -> Generator[Calls]:
             counted=count.count,
             connections=Connections(where.home),
             process=process,
-            bounds=Bounds(approval_ttl_s=settings.approval_ttl, pending=settings.pending_approvals),
+            bounds=Bounds(
+                approval_ttl_s=settings.approval_ttl,
+                pending=settings.pending_approvals,
+                kept_s=settings.retain_days * 86400.0,
+            ),
             outbox=outbox,
             beside=(
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),

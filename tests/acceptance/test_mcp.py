@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from mcp import MCPError
+from mcp.types import TextResourceContents
 
 from shellback.exec.core.model import SessionState
 from shellback.exec.tools.registry import tools
@@ -39,6 +40,9 @@ async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: 
         assert {name for name, tool in tools().items() if tool.part not in {"blocks", "shell"}} == offered.keys()
         assert "output, stdout and stderr in order" in (offered["execute"].description or "")
         assert offered["execute"].input_schema["required"] == ["command"]
+        schemas = {name: tool.output_schema or {} for name, tool in offered.items()}
+        assert all("result" in schema["required"] for schema in schemas.values())
+        assert {"session_id", "exit_code", "bytes_dropped"} <= {*schemas["execute"]["required"]}
         hints = {name: tool.annotations for name, tool in offered.items()}
         assert {name for name, hint in hints.items() if hint and hint.read_only_hint} == {
             name for name, tool in tools().items() if name in offered and not tool.asks and not tool.acts
@@ -131,6 +135,10 @@ async def test_with_the_gate_off_no_tool_is_listed_and_the_instructions_say_why(
         result = await one.call("execute", command="true")
         assert result.is_error
         assert "ENABLE_EXECUTE" in text_of(result)
+        (why,) = (await one.session.list_resources()).resources
+        (told,) = (await one.session.read_resource(why.uri)).contents
+        assert isinstance(told, TextResourceContents)
+        assert "ENABLE_EXECUTE=true" in told.text
 
 
 async def test_bad_input_is_an_error_with_its_cause_and_the_connection_goes_on(on: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -26,6 +27,26 @@ _TOLD: Final = {
 def _told(session: Session) -> str:
     ends = ", it is stopped at the end of your turn" if session.lifetime == TURN else ""
     return f"{_TOLD[session.on_exit]}{ends}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedFacts:
+    """The facts with which each call ends that starts a command and waits for it; more may be added."""
+
+    session_id: str
+    state: str
+    exit_code: int | None
+    signal: int | None
+    errno: int | None
+    evidence: str | None
+    ended_by: str | None
+    duration_seconds: float | None
+    log_path: str
+    survivors: list[int]
+    bytes_total: int
+    bytes_shown: int
+    bytes_dropped: int
+    handed_over: bool
 
 
 def facts(session: Session) -> dict[str, object]:

@@ -1,0 +1,314 @@
+"""Tasks of the protocol 2026-07-28 on the wire: `shellback mcp` as a client starts it, killed where it hurts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
+
+import pytest
+from mcp import Client as SdkClient
+from mcp import StdioServerParameters
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.types import CallToolResult, Implementation, Request, RequestParams, Result
+
+from tests.commands import OURS, PROGRAM, shellback
+from tests.stage import Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+TASKS = "io.modelcontextprotocol/tasks"
+VERSION = "2026-07-28"
+WAITS = "echo nonce >> nonce; until [ -e go ]; do sleep 0.02; done; echo over"
+
+
+@pytest.fixture
+def on() -> Generator[Stage]:
+    with stage() as made:
+        yield made
+
+
+class WireError(Exception):
+    """An error of the protocol."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"])
+        self.code: int = error["code"]
+        self.data: Any = error.get("data")
+
+
+class Wire:
+    """A client that speaks the protocol itself."""
+
+    def __init__(self, on: Stage, process: asyncio.subprocess.Process) -> None:
+        self.on = on
+        self.told = list[dict[str, Any]]()
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._answers = dict[int, asyncio.Future[Any]]()
+        self._reading = asyncio.create_task(self._read())
+        self._news = asyncio.Event()
+
+    async def _read(self) -> None:
+        assert self._process.stdout
+        async for line in self._process.stdout:
+            message = json.loads(line)
+            if "id" not in message:
+                self.told.append(message)
+                self._news.set()
+            elif "error" in message:
+                self._answers.pop(message["id"]).set_exception(WireError(message["error"]))
+            else:
+                self._answers.pop(message["id"]).set_result(message["result"])
+        for answer in self._answers.values():
+            answer.set_exception(EOFError())
+
+    async def arrived(self) -> None:
+        """Wait for a notification that comes from now on."""
+        self._news.clear()
+        await self._news.wait()
+
+    def ask(self, method: str, params: dict[str, Any] | None = None, *, extension: bool = True) -> asyncio.Future[Any]:
+        meta: dict[str, Any] = {
+            "io.modelcontextprotocol/protocolVersion": VERSION,
+            "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS: {}}} if extension else {},
+        }
+        number, given = next(self._numbers), params or {}
+        request = {
+            "jsonrpc": "2.0",
+            "id": number,
+            "method": method,
+            "params": {**given, "_meta": {**meta, **given.get("_meta", {})}},
+        }
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        return answer
+
+    def call(self, tool: str, key: str = "", *, extension: bool = True, **args: Any) -> asyncio.Future[Any]:
+        meta = {"_meta": {"shellback/key": key}} if key else {}
+        return self.ask("tools/call", {"name": tool, "arguments": args, **meta}, extension=extension)
+
+    async def task(self, name: str) -> dict[str, Any]:
+        return await self.ask("tasks/get", {"taskId": name})
+
+    async def ended(self, name: str) -> dict[str, Any]:
+        """The task as the notification of its end has it."""
+        filters = {"notifications": {"taskIds": [name]}}
+        await self.ask("subscriptions/listen", filters)
+        (told,) = [one["params"] for one in self.told if one["method"] == "notifications/tasks"][-1:]
+        return {field: value for field, value in told.items() if field != "_meta"}
+
+    async def close(self, number: signal.Signals = signal.SIGKILL) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        await self._process.wait()
+        await asyncio.wait({self._reading})
+
+
+@asynccontextmanager
+async def wire(on: Stage, *options: str) -> AsyncGenerator[Wire]:
+    """A client and the server that it has started; a kill ends it."""
+    with (on.root / "said").open("a") as said:
+        process = await asyncio.create_subprocess_exec(
+            *PROGRAM, "mcp", "--conversation", "build", *options,
+            env={**OURS, **on.environ}, cwd=on.root, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=said, limit=2**24,
+        )  # fmt: skip
+    made = Wire(on, process)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def decided(on: Stage, order: str = "approve") -> None:
+    (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
+    done = await asyncio.to_thread(shellback, on, "approvals", order, request.id)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_a_long_call_of_a_client_that_knows_tasks_is_one_and_of_another_is_not(on: Stage) -> None:
+    async with wire(on, "--task-after", "0.1") as one:
+        assert TASKS in (await one.ask("server/discover"))["capabilities"]["extensions"]
+        made = await one.call("execute", command=WAITS)
+        assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 30 * 86_400_000)
+        assert "approvals approve" in (await one.task(made["taskId"]))["statusMessage"]
+        await decided(on)
+        await asyncio.to_thread(on.session, "nonce")
+        now = await one.task(made["taskId"])
+        assert (now["resultType"], now["status"]) == ("complete", "working")
+        assert await one.ask("tasks/update", {"taskId": made["taskId"], "inputResponses": {"no": {}}}) == {
+            "resultType": "complete", "_meta": now["_meta"],
+        }  # fmt: skip
+        end = asyncio.create_task(one.ended(made["taskId"]))
+        (on.workspace / "go").touch()
+        told = await end
+        assert told["result"]["structuredContent"]["exit_code"] == 0
+        assert told["result"]["content"][0]["text"].startswith("over\n[exit code 0")
+        done = await one.task(made["taskId"])
+        assert {name: value for name, value in done.items() if name not in {"_meta", "resultType"}} == told
+        plain = one.call("execute", extension=False, command="sleep 1; echo plain")
+        await decided(on)
+        assert (await plain)["resultType"] == "complete"
+        for method in ("get", "update", "cancel"):
+            with pytest.raises(WireError) as found:
+                await one.ask(f"tasks/{method}", {"taskId": made["taskId"], "inputResponses": {}}, extension=False)
+            assert found.value.code == -32021
+            assert found.value.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+            with pytest.raises(WireError, match="no task 'xnobody'") as found:
+                await one.ask(f"tasks/{method}", {"taskId": "xnobody", "inputResponses": {}})
+            assert found.value.code == -32602
+        with pytest.raises(WireError) as found:
+            await one.ask("subscriptions/listen", {"notifications": {"taskIds": ["x"]}}, extension=False)
+        assert found.value.code == -32021
+        for method in ("list", "result"):
+            with pytest.raises(WireError) as found:
+                await one.ask(f"tasks/{method}", {"taskId": "x"})
+            assert found.value.code == -32601
+
+
+@pytest.mark.parametrize("point", ["task.made", "task.finishing", "after"])
+async def test_a_server_that_is_killed_answers_for_its_tasks_as_if_nothing_had_happened(
+    on: Stage, point: Literal["task.made", "task.finishing", "after"]
+) -> None:
+    made, before = dict[str, Any](), dict[str, Any]()
+    async with wire(on, "--task-after", "0.5") as one:
+        if point == "task.made":
+            on.arm(point)
+            with pytest.raises(EOFError):
+                await one.call("execute", "k1", command=WAITS)
+        else:
+            made = await one.call("execute", "k1", command=WAITS)
+            await decided(on)
+            await asyncio.to_thread(on.session, "nonce")
+            if point == "task.finishing":
+                on.arm(point)
+            (on.workspace / "go").touch()
+            if point == "after":
+                before = await one.ended(made["taskId"])
+            else:
+                await asyncio.to_thread(on.until, "a kill", lambda: on.fired(point))
+    async with wire(on, "--task-after", "0.5") as one:
+        if point == "task.made":
+            made = await one.call("execute", "k1", command=WAITS)  # the client has no answer, so it repeats
+            await decided(on)
+            (on.workspace / "go").touch()
+        after = await one.ended(made["taskId"])
+        assert after["status"] == "completed"
+        assert after["result"]["structuredContent"]["exit_code"] == 0
+        assert after["result"]["content"][0]["text"].startswith("over\n[exit code 0")
+        if point == "after":
+            assert after == before
+    assert (on.workspace / "nonce").read_text() == "nonce\n"
+
+
+async def test_a_call_that_waits_for_a_person_is_a_task_over_a_kill_and_a_cancelled_one_never_runs(on: Stage) -> None:
+    async with wire(on, "--task-after", "0") as one:
+        first = await one.call("execute", command="echo first >> nonce")
+        await asyncio.to_thread(on.until, "a request", on.requests)
+        second = await one.call("execute", command="echo second >> nonce")
+        requests = await asyncio.to_thread(
+            on.until, "requests", lambda: found if len(found := on.requests()) == 2 else []
+        )
+        on.arm("task.cancelled")
+        with pytest.raises(EOFError):
+            await one.ask("tasks/cancel", {"taskId": second["taskId"]})
+    for request in requests:
+        done = await asyncio.to_thread(shellback, on, "approvals", "approve", request.id)
+        assert done.returncode == 0, done.stderr
+    async with wire(on) as one:
+        ended = await one.ended(first["taskId"])
+        assert ended["result"]["structuredContent"]["exit_code"] == 0
+        assert (await one.task(second["taskId"]))["status"] == "cancelled"
+    assert (on.workspace / "nonce").read_text() == "first\n"
+
+
+async def test_while_a_call_waits_its_client_hears_the_last_line_and_listens_to_its_log(on: Stage) -> None:
+    async with wire(on) as one:
+        token = {"_meta": {"progressToken": "p"}}
+        call = {"name": "execute", "arguments": {"command": "printf 'one\\ntwo\\n'; " + WAITS}}
+        waiting = one.ask("tools/call", {**call, **token}, extension=False)
+        await decided(on)
+        session = await asyncio.to_thread(on.session, "nonce")
+        async with asyncio.timeout(30):
+            while not (heard := [told["params"] for told in one.told if "message" in told["params"]]):
+                await one.arrived()
+        assert (heard[0]["progressToken"], heard[0]["message"]) == ("p", "two")
+        uri = f"shellback://sessions/{session.id}/log"
+        assert [found["uri"] for found in (await one.ask("resources/list"))["resources"]] == [uri]
+        assert (await one.ask("resources/read", {"uri": uri}))["contents"][0]["text"] == "one\ntwo\n"
+        stream = one.ask("subscriptions/listen", {"notifications": {"resourceSubscriptions": [uri, "x://y"]}})
+        async with asyncio.timeout(30):
+            while not (accepted := [told for told in one.told if told["method"].endswith("/acknowledged")]):
+                await one.arrived()
+        assert accepted[0]["params"]["notifications"] == {"resourceSubscriptions": [uri]}
+        (on.workspace / "go").touch()
+        assert (await waiting)["structuredContent"]["exit_code"] == 0
+        await stream
+        assert {told["params"]["uri"] for told in one.told if told["method"] == "notifications/resources/updated"} == {
+            uri
+        }
+        assert (await one.ask("resources/read", {"uri": uri}))["contents"][0]["text"] == "one\ntwo\nover\n"
+        kinds = {found["name"] for found in (await one.ask("resources/templates/list"))["resourceTemplates"]}
+        assert kinds == {"log", "screen"}
+        for unknown in ("shellback://sessions/xnobody/log", "shellback://else", "file:///etc/passwd"):
+            with pytest.raises(WireError) as found:
+                await one.ask("resources/read", {"uri": unknown})
+            assert found.value.code == -32602
+
+
+class Made(Result):
+    """The answer to a call that is a task."""
+
+    result_type: Literal["task"] = "task"
+    task_id: str
+
+
+class Known(Result):
+    """What `tasks/get` answers."""
+
+    status: str
+    result: CallToolResult | None = None
+
+
+class OfTask(RequestParams):
+    """The parameters of `tasks/get`."""
+
+    task_id: str
+
+
+class Finishing(ClientExtension):
+    """Asks for the result of a task until there is one."""
+
+    identifier = TASKS
+
+    def claims(self) -> list[ResultClaim[Any]]:
+        """The one more shape that a call may be answered with."""
+        return [ResultClaim(result_type="task", model=Made, resolve=self.resolve)]
+
+    async def resolve(self, made: Made, ctx: ClaimContext) -> CallToolResult:
+        """Ask until it has ended."""
+        while True:
+            request = Request[OfTask, str](method="tasks/get", params=OfTask(task_id=made.task_id))
+            known = await ctx.session.send_request(request, Known)
+            if known.result is not None:
+                return known.result
+            await asyncio.sleep(0.05)
+
+
+async def test_the_client_of_the_sdk_has_its_results_by_tasks(on: Stage) -> None:
+    server = StdioServerParameters(
+        command=PROGRAM[0], args=[*PROGRAM[1:], "mcp", "--task-after", "0"], env={**OURS, **on.environ}, cwd=on.root
+    )
+    info = Implementation(name="sdk", version="1")
+    async with SdkClient(server, client_info=info, mode=VERSION, extensions=[Finishing()]) as one:
+        task = asyncio.create_task(one.call_tool("execute", {"command": "echo out; exit 3"}))
+        await decided(on)
+        found: Any = (await task).structured_content
+        assert (found["exit_code"], found["handed_over"]) == (3, False)
