@@ -1,0 +1,142 @@
+"""The client API over HTTP: JSON below `/v1`, server-sent events, and their description."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from shellback.client.caller import Caller
+from shellback.client.facts import Event
+from shellback.client.failures import told
+from shellback.client.local import Local
+from shellback.client.openapi import described
+from shellback.client.operations import OPERATIONS, Operation
+from shellback.work.errors import InvalidRequest
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "/v1"
+BODY_BYTES: Final = 2 * 1024 * 1024
+PING_S: Final = 15.0
+STREAMS: Final = 256
+"""So many streams are open at once."""
+_EVENT: Final = TypeAdapter(Event)
+_FOLLOW: Final = {"true": True, "false": False}
+
+CallerOf = Callable[[Mapping[str, Any]], Caller]
+"""Who asks, by the ASGI scope of a request whose token was checked."""
+
+
+class Routes:
+    """The routes of the client API. Requests are answered for the caller that `caller_of` names."""
+
+    def __init__(self, local: Local, caller_of: CallerOf) -> None:
+        self._local = local
+        self._caller_of = caller_of
+        self._streams = 0
+
+    def all(self) -> list[Route]:
+        """The routes, each with its whole path."""
+        return [
+            *(
+                Route(PREFIX + one.path, partial(self._answer, one), methods=[one.method])
+                for one in OPERATIONS.values()
+            ),
+            Route(f"{PREFIX}/conversations/{{conversation}}/events", self._events, methods=["GET"]),
+            Route(f"{PREFIX}/openapi.json", self._description, methods=["GET"]),
+        ]
+
+    async def _answer(self, operation: Operation, request: Request) -> Response:
+        try:
+            given = dict(request.query_params) if operation.method == "GET" else await _body(request)
+            if set(given) & set(request.path_params):
+                raise InvalidRequest("an argument is given in the path and again beside it: omit it there")
+            caller = self._caller_of(request.scope)
+            of_text = operation.method == "GET"
+            found = await self._local.ask(operation.name, given | request.path_params, caller, texts=of_text)
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller is told of each
+            return _failed(error)
+        return Response(operation.result.dump_json(found), media_type="application/json")
+
+    async def _events(self, request: Request) -> Response:
+        try:
+            given = dict(request.query_params)
+            after = request.headers.get("last-event-id") or given.pop("after", "") or "0"
+            given.pop("after", None)
+            kinds = [kind for kind in given.pop("kinds", "").split(",") if kind]
+            follow = _FOLLOW.get(given.pop("follow", "true"))
+            if given or follow is None:
+                raise InvalidRequest("events take after, kinds (separated by commas) and follow (true or false)")
+            if self._streams >= STREAMS:
+                raise InvalidRequest(f"{STREAMS} streams are open, which is the limit: close some")
+            events = self._local.events(
+                request.path_params["conversation"], after, kinds, self._caller_of(request.scope), follow=follow
+            )
+            first = await anext(events, None)
+        except Exception as error:  # noqa: BLE001 - the caller is told of each
+            return _failed(error)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._told(events, first), media_type="text/event-stream", headers=headers)
+
+    async def _told(self, events: AsyncGenerator[Event | None], first: Event | None) -> AsyncGenerator[bytes]:
+        """The events as they are sent. The next one is read when the connection has room for it."""
+        self._streams += 1
+        said = time.monotonic()
+        try:
+            yield b": events\n\n" if first is None else _sent(first)
+            async for event in events:
+                if event is None and time.monotonic() - said < PING_S:
+                    continue
+                said = time.monotonic()
+                yield b": nothing new\n\n" if event is None else _sent(event)
+            yield b"event: end\ndata: {}\n\n"
+        except Exception as error:  # noqa: BLE001 - the reader is told of it
+            yield f"event: failure\ndata: {json.dumps(_logged(error)[1])}\n\n".encode()
+        finally:
+            self._streams -= 1
+            await events.aclose()
+
+    async def _description(self, _: Request) -> Response:
+        return JSONResponse(described())
+
+
+def _sent(event: Event) -> bytes:
+    return f"id: {event.id}\ndata: ".encode() + _EVENT.dump_json(event) + b"\n\n"
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > BODY_BYTES:
+            raise InvalidRequest(f"the request has more than {BODY_BYTES} bytes; nothing was done")
+    try:
+        found = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the request is not JSON; nothing was done") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("the request is not a JSON object with arguments; nothing was done")
+    return found
+
+
+def _failed(error: Exception) -> Response:
+    status, facts = _logged(error)
+    return JSONResponse(facts, status_code=status)
+
+
+def _logged(error: Exception) -> tuple[int, dict[str, Any]]:
+    status, facts = told(error)
+    if status == 500:
+        log.error("a request of a client failed", exc_info=error)
+    return status, facts
