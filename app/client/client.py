@@ -70,10 +70,12 @@ class AsyncClient:
             self._api = Remote(where, token)
             return
         from shellback.client.local import Local
+        from shellback.wiring import wiring
 
         if token is not None:
             raise InvalidRequest("a token is for a server: give its address, http:// or https://")
-        self._api = Local(_settings(where)).of(Caller(by=by or me()))
+        settings = _settings(where)
+        self._api = Local(lambda: wiring.place(settings)).of(Caller(by=by or me()))
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Final
 
@@ -44,13 +45,15 @@ def told(error: Exception) -> tuple[int, dict[str, Any]]:
 
 def error_of(status: int, text: str) -> Exception:
     """The error that a server has told; its text may be anything."""
-    try:
-        found: dict[str, str] = json.loads(text)["error"]
-        kind, message = found["type"], str(found["message"])
-    except (ValueError, TypeError, LookupError):
-        kind, message = "", f"the server says {status}: {text[:200]!r}"
+    kind, message = "", f"the server says {status}: {text[:200]!r}"
+    with contextlib.suppress(ValueError, TypeError, LookupError):
+        found = json.loads(text)
+        if isinstance(found["error"], str):  # of the application, which has looked at the token only
+            message = f"{found['error']}: {found['remedy']}"
+        else:
+            kind, message = found["error"]["type"], str(found["error"]["message"])
     if kind in _NAMED:
         return _NAMED[kind](message)
     if status in {401, 403}:
         return work.ServerRefused(message)
-    return work.ServerUnreachable(message)
+    return (work.InvalidRequest if status == 413 else work.ServerUnreachable)(message)

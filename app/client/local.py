@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ from shellback.wiring import wiring
 from shellback.work.queue.queues import LOOK_S
 
 if TYPE_CHECKING:
-    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
     from shellback.work.queue.stream import Event as Row
 
 THREADS: Final = 8
@@ -34,10 +34,10 @@ AWAY_S: Final = 0.2
 
 
 class Local:
-    """Answers in threads of its own. Nothing is opened before the first question."""
+    """Answers in threads of its own. `opening` opens the state directory at the first question, and closes it."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, opening: Callable[[], AbstractContextManager[Place]]) -> None:
+        self._opens = opening
         self._stack = ExitStack()
         self._threads = ThreadPoolExecutor(THREADS, "client")
         self._slow = ThreadPoolExecutor(THREADS, "client-slow")
@@ -115,7 +115,7 @@ class Local:
 
     async def _opened(self) -> Asking:
         def open_() -> Asking:
-            where = self._stack.enter_context(wiring.place(self._settings))
+            where = self._stack.enter_context(self._opens())
             enqueuer = self._stack.enter_context(wiring.enqueuing(where))
             return Asking(where=where, enqueuer=enqueuer, caller=Caller(by=""))
 

@@ -102,7 +102,7 @@ def send(
 ) -> Sent:
     """Store a message and enqueue its turn. A new name begins a conversation."""
     if not at.caller.may(conversation):
-        raise _unknown_conversation(conversation)
+        raise _unknown_conversation(at, conversation)
     # A digest, because it becomes the id of the item, and what a person chose may be long.
     how = {} if key is None else {"key": hashlib.sha256(f"{conversation}\n{key}".encode()).hexdigest()[:32]}
     found = messages.deliver(
@@ -222,7 +222,7 @@ def require_conversation(at: Asking, name: str) -> None:
         return exists(conn, sa.select(conversations.c.id).where(conversations.c.id == name))
 
     if not at.caller.may(name) or not at.where.database.read_now(there):
-        raise _unknown_conversation(name)
+        raise _unknown_conversation(at, name)
 
 
 def _require(at: Asking, conversation: str | None) -> None:
@@ -235,8 +235,10 @@ def _names(at: Asking, conversation: str | None) -> Sequence[str | None]:
     return [conversation] if conversation or at.caller.conversations is None else sorted(at.caller.conversations)
 
 
-def _unknown_conversation(name: str) -> UnknownConversation:
-    return UnknownConversation(f"no conversation {name[:200]!r}: a first message begins one")
+def _unknown_conversation(at: Asking, name: str) -> UnknownConversation:
+    mine = at.caller.conversations
+    remedy = "a first message begins one" if mine is None else f"this token is for {', '.join(mine)}"
+    return UnknownConversation(f"no conversation {name[:200]!r}: {remedy}")
 
 
 def _request(at: Asking, request_id: str) -> Request:

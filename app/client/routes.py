@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from shellback.client.caller import Caller
 from shellback.client.facts import Event
@@ -20,7 +21,11 @@ from shellback.client.failures import told
 from shellback.client.local import Local
 from shellback.client.openapi import described
 from shellback.client.operations import OPERATIONS, Operation
+from shellback.serving.application import Mount, caller
 from shellback.work.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
 
 log = logging.getLogger(__name__)
 
@@ -32,37 +37,52 @@ STREAMS: Final = 256
 _EVENT: Final = TypeAdapter(Event)
 _FOLLOW: Final = {"true": True, "false": False}
 
-CallerOf = Callable[[Mapping[str, Any]], Caller]
-"""Who asks, by the ASGI scope of a request whose token was checked."""
+
+def mount(where: Place) -> Mount:
+    """The client API of a state directory, for an application that checks tokens."""
+    local = Local(lambda: contextlib.nullcontext(where))
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await local.close()
+
+    return Mount(path=PREFIX, app=Router(Routes(local).all()), running=running)
+
+
+def caller_of(request: Request) -> Caller:
+    """Who asks, by the token of the request."""
+    token = caller(request.scope)
+    return Caller(by=f"token:{token.name}", conversations=token.conversations)
 
 
 class Routes:
-    """The routes of the client API. Requests are answered for the caller that `caller_of` names."""
+    """The routes of the client API. A request is answered for the token that it came with."""
 
-    def __init__(self, local: Local, caller_of: CallerOf) -> None:
+    def __init__(self, local: Local) -> None:
         self._local = local
-        self._caller_of = caller_of
         self._streams = 0
 
     def all(self) -> list[Route]:
         """The routes, each with its whole path."""
         return [
             *(
-                Route(PREFIX + one.path, partial(self._answer, one), methods=[one.method])
-                for one in OPERATIONS.values()
+                Route(PREFIX + one.path.replace("}", ":path}"), partial(self._answer, one), methods=[one.method])
+                # The longer ones first: an id in a path may hold anything, a slash too.
+                for one in sorted(OPERATIONS.values(), key=lambda one: one.path.endswith("}"))
             ),
-            Route(f"{PREFIX}/conversations/{{conversation}}/events", self._events, methods=["GET"]),
+            Route(f"{PREFIX}/conversations/{{conversation:path}}/events", self._events, methods=["GET"]),
             Route(f"{PREFIX}/openapi.json", self._description, methods=["GET"]),
         ]
 
     async def _answer(self, operation: Operation, request: Request) -> Response:
         try:
-            given = dict(request.query_params) if operation.method == "GET" else await _body(request)
-            if set(given) & set(request.path_params):
-                raise InvalidRequest("an argument is given in the path and again beside it: omit it there")
-            caller = self._caller_of(request.scope)
             of_text = operation.method == "GET"
-            found = await self._local.ask(operation.name, given | request.path_params, caller, texts=of_text)
+            given = dict(request.query_params) if of_text else await _body(request)
+            given |= request.path_params
+            found = await self._local.ask(operation.name, given, caller_of(request), texts=of_text)
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - the caller is told of each
@@ -71,23 +91,26 @@ class Routes:
 
     async def _events(self, request: Request) -> Response:
         try:
-            given = dict(request.query_params)
-            after = request.headers.get("last-event-id") or given.pop("after", "") or "0"
-            given.pop("after", None)
-            kinds = [kind for kind in given.pop("kinds", "").split(",") if kind]
-            follow = _FOLLOW.get(given.pop("follow", "true"))
-            if given or follow is None:
-                raise InvalidRequest("events take after, kinds (separated by commas) and follow (true or false)")
-            if self._streams >= STREAMS:
-                raise InvalidRequest(f"{STREAMS} streams are open, which is the limit: close some")
-            events = self._local.events(
-                request.path_params["conversation"], after, kinds, self._caller_of(request.scope), follow=follow
-            )
+            events = self._local.events(**self._wanted(request), caller=caller_of(request))
             first = await anext(events, None)
         except Exception as error:  # noqa: BLE001 - the caller is told of each
             return _failed(error)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(self._told(events, first), media_type="text/event-stream", headers=headers)
+
+    def _wanted(self, request: Request) -> dict[str, Any]:
+        given = dict(request.query_params)
+        follow = _FOLLOW.get(given.pop("follow", "true"))
+        if not given.keys() <= {"after", "kinds"} or follow is None:
+            raise InvalidRequest("events take after, kinds (separated by commas) and follow (true or false)")
+        if self._streams >= STREAMS:
+            raise InvalidRequest(f"{STREAMS} streams are open, which is the limit: close some")
+        return {
+            "conversation": request.path_params["conversation"],
+            "after": request.headers.get("last-event-id") or given.get("after") or "0",
+            "kinds": [kind for kind in given.get("kinds", "").split(",") if kind],
+            "follow": follow,
+        }
 
     async def _told(self, events: AsyncGenerator[Event | None], first: Event | None) -> AsyncGenerator[bytes]:
         """The events as they are sent. The next one is read when the connection has room for it."""
