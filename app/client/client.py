@@ -303,7 +303,8 @@ class Client:
             pass
         else:
             raise RuntimeError("a synchronous client was called on a running event loop: use AsyncClient there")
-        future = asyncio.run_coroutine_threadsafe(work(), self._running())
+        loop = self._running()
+        future = asyncio.run_coroutine_threadsafe(work(), loop)
         try:
             return future.result()
         except CancelledError:

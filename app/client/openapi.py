@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 
 from shellback.client.facts import Event
 from shellback.client.failures import STATUS
@@ -51,7 +52,9 @@ _EVENTS: Final[list[dict[str, Any]]] = [
 @cache
 def described() -> dict[str, Any]:
     """The description, as OpenAPI 3.1."""
-    results = [(one.name, "serialization", one.result) for one in OPERATIONS.values()]
+    results: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]] = [
+        (one.name, "serialization", one.result) for one in OPERATIONS.values()
+    ]
     schemas, shared = TypeAdapter.json_schemas(
         [*results, ("events", "serialization", TypeAdapter(Event))], ref_template=_REF
     )

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
@@ -150,7 +150,7 @@ async def _body(request: Request) -> dict[str, Any]:
         raise InvalidRequest("the request is not JSON; nothing was done") from None
     if not isinstance(found, dict):
         raise InvalidRequest("the request is not a JSON object with arguments; nothing was done")
-    return found
+    return cast("dict[str, Any]", found)
 
 
 def _failed(error: Exception) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -82,7 +82,8 @@ def test_a_program_that_is_killed_goes_on_after_its_last_event(loop: Stage) -> N
     with Client(loop.settings) as client:
         after = client.send("c1", LINES).event
         seen: list[str] = []
-        while True:
+        kind = ""
+        while kind != "answer":
             reading = subprocess.Popen(
                 [sys.executable, "-c", program, after], env=environment(loop, {}), stdout=subprocess.PIPE, text=True
             )
@@ -95,8 +96,6 @@ def test_a_program_that_is_killed_goes_on_after_its_last_event(loop: Stage) -> N
             reading.kill()
             reading.stdout.close()
             reading.wait(PATIENCE_S)
-            if kind == "answer":
-                break
         ids = [event.id for event in client.stream("c1", follow=False)]
         assert ids[ids.index(seen[0]) :][: len(seen)] == seen
 
@@ -162,21 +161,22 @@ def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> No
             every.approve(foreign)
             next(one for one in every.stream("other", after=event) if one.kind == "answer")
             (session,) = every.sessions("other")
-            for reach in (own.session, own.logs, own.kill, lambda one: own.write(one, "x")):
+            reached: list[Callable[[str], Any]] = [own.session, own.logs, own.kill, lambda one: own.write(one, "x")]
+            for reach in reached:
                 with pytest.raises(UnknownSession):
                     reach(session.id)
-            begin = [lambda one: own.send(one, "hi"), lambda one: next(own.stream(one))]
-            for ask in (own.approvals, own.sessions, *begin):
+            asked: list[Callable[[str], Any]] = [own.approvals, own.sessions, lambda one: own.send(one, "hi")]
+            for ask in (*asked, lambda one: next(own.stream(one))):
                 with pytest.raises(UnknownConversation):
                     ask("other")
             assert own.approvals(everything=True) == []
             assert own.sessions(everything=True) == []
             assert [one.id for one in every.sessions()] == [session.id]
-            asked = next(
+            request = next(
                 one for one in own.stream("mine", after=own.send("mine", "$ echo x").event) if one.kind == "approval"
             )
-            own.approve(asked.payload["id"])
-            assert own.approval(asked.payload["id"]).decided_by == "token:mine"
+            own.approve(request.payload["id"])
+            assert own.approval(request.payload["id"]).decided_by == "token:mine"
             audit = shellback(loop, "audit", "--json", "-c", "mine")
             assert '"surface": "client"' in audit.stdout
             every.kill(session.id)
