@@ -12,9 +12,9 @@ import click
 
 from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, json_option, opened, show, stamp
-from shellback.client.following import Position, Tail
+from shellback.client.following import CALLS, Position, Tail, shown
 from shellback.client.freshness import Freshness
-from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
+from shellback.exec.core.display import shown_line, visible, visible_line
 
 if TYPE_CHECKING:
     from shellback.work.queue.stream import Event
@@ -25,8 +25,6 @@ KINDS: Final = (
     "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm", "finding",
 )  # fmt: skip
 
-CALLS: Final = ("tool_call", "approval")
-"""Kinds that are about a call, and so are never cut."""
 _WHO: Final = frozenset({"id", "tool"})
 
 
@@ -72,9 +70,8 @@ def line(event: Event) -> str:
 
 def _facts(event: Event) -> dict[str, Any]:
     facts = asdict(event)
-    if event.kind in CALLS:
-        display = event.payload.get("args", event.payload)
-        facts["shown"] = "\n".join(request_lines(display))
+    if (text := shown(event)) is not None:
+        facts["shown"] = text
     return facts
 
 

@@ -9,14 +9,16 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-import sqlalchemy as sa
-
-from shellback.storage.db import Database
+from shellback.exec.core.display import request_lines
 from shellback.work.errors import Deleted, InvalidRequest
-from shellback.work.queue import stream
-from shellback.work.queue.stream import Event
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from shellback.storage.db import Database
+    from shellback.work.queue.stream import Event
 
 PAGE: Final = 500
 LATE_S: Final = 2.0
@@ -47,6 +49,15 @@ class Position:
     def __str__(self) -> str:
         back = sorted(self.number - number for number in self.missing)
         return f"{self.number}-{'.'.join(map(str, back))}" if back else str(self.number)
+
+
+CALLS: Final = frozenset({"tool_call", "approval"})
+"""Kinds that are about a call, and so are never cut."""
+
+
+def shown(event: Event) -> str | None:
+    """The text to show a person for a call: whole, with misleading characters escaped. None for other kinds."""
+    return "\n".join(request_lines(event.payload.get("args", event.payload))) if event.kind in CALLS else None
 
 
 class Told(NamedTuple):
@@ -90,6 +101,8 @@ class Tail:
 
     def _look(self, conn: sa.Connection) -> tuple[list[Event], set[int], int]:
         """The next events; and the numbers of all events from one number on, below which none is committed late."""
+        from shellback.work.queue import stream
+
         place = self.place
         found = stream.after(
             conn, self._conversation_id, place.number, PAGE, kinds=self._kinds, also=sorted(place.missing)
@@ -145,6 +158,8 @@ def require_kept(conn: sa.Connection, after: Position) -> None:
         Deleted: Events after it are no longer kept.
         InvalidRequest: It is of another database.
     """
+    from shellback.work.queue import stream
+
     first, last = stream.first_number(conn), stream.last_number(conn)
     if after.number > last:
         raise InvalidRequest(f"this database has no event {after} yet: give the id of an event that came from it")
@@ -211,6 +226,8 @@ class Once:
 
     def _before(self, turn_id: str) -> list[Event]:
         """What the reader was told of a turn before it came here."""
+        from shellback.work.queue import stream
+
         if not self._after.number:
             return []
         found = self._database.read_now(stream.of_turn, self._conversation_id, turn_id, self._after.number)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shellback.client.caller import Caller
 from shellback.client.facts import Event
-from shellback.client.following import Once, Position, Tail, require_kept
+from shellback.client.following import Once, Position, Tail, require_kept, shown
 from shellback.client.freshness import home_of
 from shellback.client.operations import OPERATIONS, Asking, require_conversation
-from shellback.exec.core.display import request_lines
 from shellback.wiring import wiring
 from shellback.work.queue.queues import LOOK_S
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from shellback.work.queue.stream import Event as Row
 
 THREADS: Final = 8
-CALLS: Final = frozenset({"tool_call", "approval"})
 REST_S: Final = 0.02
 """The least time between two looks at new events."""
 AWAY_S: Final = 0.2
@@ -163,9 +161,7 @@ def _told(events: Tail, once: Once, kinds: Collection[str]) -> tuple[list[Event]
 
 
 def _event(row: Row, place: Position, *, replaces: bool) -> Event:
-    call: Any = row.payload.get("args", row.payload)
-    shown = "\n".join(request_lines(call)) if row.kind in CALLS else None
     return Event(
         id=str(place), conversation_id=row.conversation_id, turn_id=row.turn_id, epoch=row.epoch, kind=row.kind,
-        payload=row.payload, created_at=row.created_at, replaces=replaces, shown=shown,
+        payload=row.payload, created_at=row.created_at, replaces=replaces, shown=shown(row),
     )  # fmt: skip

@@ -49,7 +49,8 @@ KEY_CHARS: Final = 100
 LISTED: Final = 500
 """So many requests or sessions are listed."""
 
-Name = Annotated[str, Field(description="The conversation.")]
+_PLAIN: Final = r"^[^\x00]*$"
+Name = Annotated[str, Field(max_length=200, pattern=_PLAIN, description="The conversation.")]
 Text = Annotated[str, Field(description="The message.")]
 Key = Annotated[
     str | None,
@@ -63,9 +64,9 @@ Priority = Annotated[
     Literal["critical", "high", "normal", "low", "idle"], Field(description="The priority of the turn.")
 ]
 Interrupt = Annotated[bool, Field(description="Deny the calls that wait for approval, so that it is handled at once.")]
-Only = Annotated[str | None, Field(description="Only this conversation.")]
+Only = Annotated[str | None, Field(max_length=200, pattern=_PLAIN, description="Only this conversation.")]
 All = Annotated[bool, Field(description="Also decided requests, or ended sessions.")]
-Id = Annotated[str, Field(description="The whole id.")]
+Id = Annotated[str, Field(max_length=200, pattern=_PLAIN, description="The whole id.")]
 Digest = Annotated[
     str | None, Field(description="The digest of what was shown; a request that has changed since is refused.")
 ]
@@ -73,7 +74,7 @@ Scope = Annotated[
     Literal["once", "session"],
     Field(description="For input to a process: this call, or all further input until the process ends."),
 ]
-Reason = Annotated[str | None, Field(max_length=NOTE_CHARS, description="The reason, for the agent.")]
+Reason = Annotated[str | None, Field(max_length=NOTE_CHARS, pattern=_PLAIN, description="The reason, for the agent.")]
 Lines = Annotated[int, Field(ge=0, le=1_000_000, description="So many of the last lines, if no offset is given.")]
 Offset = Annotated[int | None, Field(ge=0, description="Read from here on: `next_offset` of the part before.")]
 Since = Annotated[float | None, Field(description="Only output since this time, in seconds of the wall clock.")]
@@ -221,7 +222,7 @@ def require_conversation(at: Asking, name: str) -> None:
     def there(conn: sa.Connection) -> bool:
         return exists(conn, sa.select(conversations.c.id).where(conversations.c.id == name))
 
-    if not at.caller.may(name) or not at.where.database.read_now(there):
+    if "\x00" in name or not at.caller.may(name) or not at.where.database.read_now(there):
         raise _unknown_conversation(at, name)
 
 

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "/v1"
-BODY_BYTES: Final = 2 * 1024 * 1024
 PING_S: Final = 15.0
-STREAMS: Final = 256
-"""So many streams are open at once."""
 _EVENT: Final = TypeAdapter(Event)
 _FOLLOW: Final = {"true": True, "false": False}
 
@@ -63,7 +60,6 @@ class Routes:
 
     def __init__(self, local: Local) -> None:
         self._local = local
-        self._streams = 0
 
     def all(self) -> list[Route]:
         """The routes, each with its whole path."""
@@ -91,61 +87,58 @@ class Routes:
 
     async def _events(self, request: Request) -> Response:
         try:
-            events = self._local.events(**self._wanted(request), caller=caller_of(request))
+            wanted = _wanted(request)
+            events = self._local.events(**wanted, caller=caller_of(request))
             first = await anext(events, None)
         except Exception as error:  # noqa: BLE001 - the caller is told of each
             return _failed(error)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._told(events, first), media_type="text/event-stream", headers=headers)
-
-    def _wanted(self, request: Request) -> dict[str, Any]:
-        given = dict(request.query_params)
-        follow = _FOLLOW.get(given.pop("follow", "true"))
-        if not given.keys() <= {"after", "kinds"} or follow is None:
-            raise InvalidRequest("events take after, kinds (separated by commas) and follow (true or false)")
-        if self._streams >= STREAMS:
-            raise InvalidRequest(f"{STREAMS} streams are open, which is the limit: close some")
-        return {
-            "conversation": request.path_params["conversation"],
-            "after": request.headers.get("last-event-id") or given.get("after") or "0",
-            "kinds": [kind for kind in given.get("kinds", "").split(",") if kind],
-            "follow": follow,
-        }
-
-    async def _told(self, events: AsyncGenerator[Event | None], first: Event | None) -> AsyncGenerator[bytes]:
-        """The events as they are sent. The next one is read when the connection has room for it."""
-        self._streams += 1
-        said = time.monotonic()
-        try:
-            yield b": events\n\n" if first is None else _sent(first)
-            async for event in events:
-                if event is None and time.monotonic() - said < PING_S:
-                    continue
-                said = time.monotonic()
-                yield b": nothing new\n\n" if event is None else _sent(event)
-            yield b"event: end\ndata: {}\n\n"
-        except Exception as error:  # noqa: BLE001 - the reader is told of it
-            yield f"event: failure\ndata: {json.dumps(_logged(error)[1])}\n\n".encode()
-        finally:
-            self._streams -= 1
-            await events.aclose()
+        return StreamingResponse(
+            _sent(events, first, follow=wanted["follow"]), media_type="text/event-stream", headers=headers
+        )
 
     async def _description(self, _: Request) -> Response:
         return JSONResponse(described())
 
 
-def _sent(event: Event) -> bytes:
+def _wanted(request: Request) -> dict[str, Any]:
+    given = dict(request.query_params)
+    follow = _FOLLOW.get(given.pop("follow", "true"))
+    if not given.keys() <= {"after", "kinds"} or follow is None:
+        raise InvalidRequest("events take after, kinds (separated by commas) and follow (true or false)")
+    return {
+        "conversation": request.path_params["conversation"],
+        "after": request.headers.get("last-event-id") or given.get("after") or "0",
+        "kinds": [kind for kind in given.get("kinds", "").split(",") if kind],
+        "follow": follow,
+    }
+
+
+async def _sent(events: AsyncGenerator[Event | None], first: Event | None, *, follow: bool) -> AsyncGenerator[bytes]:
+    """The events as they are sent. The next one is read when the connection has room for it."""
+    said = time.monotonic()
+    try:
+        yield b": events\n\n" if first is None else _line(first)
+        async for event in events:
+            if event is None and time.monotonic() - said < PING_S:
+                continue
+            said = time.monotonic()
+            yield b": nothing new\n\n" if event is None else _line(event)
+        if not follow:
+            yield b"event: end\ndata: {}\n\n"
+    except Exception as error:  # noqa: BLE001 - the reader is told of it
+        yield f"event: failure\ndata: {json.dumps(_logged(error)[1])}\n\n".encode()
+    finally:
+        await events.aclose()
+
+
+def _line(event: Event) -> bytes:
     return f"id: {event.id}\ndata: ".encode() + _EVENT.dump_json(event) + b"\n\n"
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_BYTES:
-            raise InvalidRequest(f"the request has more than {BODY_BYTES} bytes; nothing was done")
     try:
-        found = json.loads(data or b"{}")
+        found = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError):
         raise InvalidRequest("the request is not JSON; nothing was done") from None
     if not isinstance(found, dict):

@@ -166,7 +166,8 @@ def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> No
                 with pytest.raises(UnknownSession):
                     reach(session.id)
             asked: list[Callable[[str], Any]] = [own.approvals, own.sessions, lambda one: own.send(one, "hi")]
-            for ask in (*asked, lambda one: next(own.stream(one))):
+            asked.append(lambda one: next(own.stream(one)))
+            for ask in asked:
                 with pytest.raises(UnknownConversation):
                     ask("other")
             assert own.approvals(everything=True) == []

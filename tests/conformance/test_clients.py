@@ -80,6 +80,10 @@ def asked(client: Client, name: str, line: str) -> tuple[Event, Approval]:
     return event, request
 
 
+def typing(client: Client) -> Callable[[str], Any]:
+    return lambda session: client.write(session, "x")
+
+
 def started(client: Client, name: str, args: str) -> Session:
     event, request = asked(client, name, f"!execute {args}")
     client.approve(request)
@@ -189,15 +193,17 @@ def test_the_end_of_input_is_typed_too_and_a_process_without_input_takes_none(cl
 
 
 def test_what_does_not_exist_is_named(client: Client, name: str) -> None:
-    for call in (client.approvals, client.sessions, lambda one: next(client.stream(one))):
-        for wrong in (name, "", "a/b", "ü", "x" * 300):
+    calls: list[Callable[[str], Any]] = [client.approvals, client.sessions, lambda one: next(client.stream(one))]
+    for call in calls:
+        for wrong in (name, "", "a/b", "ü", "a\x00b", "x" * 300):
             with pytest.raises((UnknownConversation, InvalidRequest)):
                 call(wrong)
-    for wrong in ("a0123456789a", "", "a/b", "%2e", "x" * 300):
+    for wrong in ("a0123456789a", "", "a/b", "%2e", "a\x00b", "x" * 300):
         for decide in (client.approval, client.approve, client.deny):
             with pytest.raises((UnknownApproval, InvalidRequest)):
                 decide(wrong)
-        for reach in (client.session, client.logs, client.kill, lambda one: client.write(one, "x")):
+        reached: list[Callable[[str], Any]] = [client.session, client.logs, client.kill]
+        for reach in (*reached, typing(client)):
             with pytest.raises((UnknownSession, InvalidRequest)):
                 reach(wrong)
 
@@ -223,6 +229,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("deny", ("x", 5), {}),
     ("logs", ("x",), {"lines": -1}),
     ("logs", ("x",), {"offset": "first"}),
+    ("deny", ("x", "a\x00b"), {}),
     ("write", ("x", "y" * 70_000), {}),
     ("write", ("x", b"\xff"), {}),
 ]
