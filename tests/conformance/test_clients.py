@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,8 @@ def test_what_is_approved_runs_once_and_the_decision_is_recorded(client: Client,
     assert f"echo {name}" in request.shown
     with pytest.raises(ApprovalRefused, match="has changed since"):
         client.approve(request.id, digest="0" * 64)
+    with pytest.raises(ApprovalRefused, match="has changed since"):
+        client.approve(replace(request, digest="0" * 64))  # what a person was shown is not what waits
     decision = client.approve(request)
     assert (decision.id, decision.state, decision.conversation) == (request.id, "approved", name)
     events = upto(client, name, "answer", event)
