@@ -18,10 +18,14 @@ def me() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`by` is in the audit and in events. `conversations` are all that it may see and change; None: all there are."""
+    """`by` is in the audit and in events. `conversations` are all that it may see and change; None: all there are.
+
+    `token`: it came over HTTP with a token. An MCP client may hold the same one.
+    """
 
     by: str
     conversations: Collection[str] | None = None
+    token: bool = False
 
     def may(self, conversation: str) -> bool:
         """Whether it may see and change this conversation. To others it does not exist."""

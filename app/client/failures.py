@@ -12,7 +12,7 @@ from shellback.work import errors as work
 
 STATUS: Final[dict[type[Exception], int]] = {
     work.InvalidRequest: 400,
-    work.ServerRefused: 401,
+    work.ServerRefused: 403,
     work.UnknownConversation: 404,
     work.UnknownApproval: 404,
     work.UnknownSession: 404,

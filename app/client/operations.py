@@ -31,10 +31,12 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.errors import (
     ApprovalSettled,
     InvalidRequest,
+    ServerRefused,
     UnknownApproval,
     UnknownConversation,
     UnknownSession,
 )
+from shellback.work.queue import mailbox
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
@@ -141,6 +143,7 @@ def approval(at: Asking, *, id: Id) -> Approval:
 
 def approve(at: Asking, *, id: Id, scope: Scope = "once", digest: Digest = None) -> Decision:
     """Allow exactly this call to run, once."""
+    _require_another(at, _request(at, id).conversation_id)
     return _settled(at, id, "approved", scope=scope, digest=digest)
 
 
@@ -203,8 +206,9 @@ def logs(
 
 def write(at: Asking, *, id: Id, data: Data, eof: Eof = False) -> Written:
     """Type into a process. It takes whole what it reads within 30 s; the agent is told how many bytes."""
-    given = data.encode()
-    processes.typed(at.where, _here(at, id), given, eof=eof, by=at.caller.by, surface=SURFACE)
+    given, found = data.encode(), _here(at, id)
+    _require_another(at, found.conversation_id)
+    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE)
     return Written(session_id=id, bytes=len(given))
 
 
@@ -224,6 +228,20 @@ def require_conversation(at: Asking, name: str) -> None:
 
     if "\x00" in name or not at.caller.may(name) or not at.where.database.read_now(there):
         raise _unknown_conversation(at, name)
+
+
+def _require_another(at: Asking, conversation: str) -> None:
+    """Go on unless the caller may be the MCP client itself, which would allow what it has to ask for.
+
+    Raises:
+        ServerRefused: It came with a token, and the conversation belongs to an MCP client.
+    """
+    query = sa.select(conversations.c.driver).where(conversations.c.id == conversation)
+    if at.caller.token and at.where.database.read_now(lambda conn: conn.execute(query).scalar()) == mailbox.MCP:
+        raise ServerRefused(
+            f"conversation {conversation} belongs to an MCP client, which may have this token too: a person decides "
+            "and types on the host of the server, with `shellback approvals` and `shellback attach`"
+        )
 
 
 def _require(at: Asking, conversation: str | None) -> None:

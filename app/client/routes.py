@@ -52,7 +52,7 @@ def mount(where: Place) -> Mount:
 def caller_of(request: Request) -> Caller:
     """Who asks, by the token of the request."""
     token = caller(request.scope)
-    return Caller(by=f"token:{token.name}", conversations=token.conversations)
+    return Caller(by=f"token:{token.name}", conversations=token.conversations, token=True)
 
 
 class Routes:

@@ -48,7 +48,7 @@ class Deleted(WorkError, LookupError):
 
 
 class ServerRefused(WorkError, PermissionError):
-    """Raised when a server does not accept the token of a client."""
+    """Raised when a server does not accept the token of a client, or not for this."""
 
 
 class ServerUnreachable(WorkError, ConnectionError):
