@@ -16,6 +16,7 @@ if __name__ != "shellback":
     )
 
 if TYPE_CHECKING:
+    from shellback.client.client import AsyncClient, Client
     from shellback.exec import (
         AsyncShell,
         BubblewrapShell,
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
     from shellback.storage.sessions import SqlSessionStore
 
 __all__ = (
+    "AsyncClient",
     "AsyncShell",
     "BubblewrapShell",
     "ByOperator",
+    "Client",
     "Database",
     "Engine",
     "ExecCapability",
@@ -60,7 +63,13 @@ __all__ = (
     "make_workspace",
 )
 
-_HOMES = {"ByOperator": "exec.shell.permit", "Database": "storage.db", "SqlSessionStore": "storage.sessions"}
+_HOMES = {
+    "AsyncClient": "client.client",
+    "ByOperator": "exec.shell.permit",
+    "Client": "client.client",
+    "Database": "storage.db",
+    "SqlSessionStore": "storage.sessions",
+}
 
 
 def __getattr__(name: str) -> Any:

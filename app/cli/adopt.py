@@ -11,9 +11,11 @@ import click
 from shellback.cli import unknown
 from shellback.cli.conversations import find_conversation
 from shellback.cli.options import conversation_names
-from shellback.cli.shared import Refused, age, asked, json_option, me, opened, show, utf8
+from shellback.cli.shared import Refused, asked, json_option, opened, show, utf8
 from shellback.cli.terminal.screen import confirmed
-from shellback.exec.core.display import visible_line
+from shellback.client.caller import me
+from shellback.client.processes import callbacks, settled
+from shellback.exec.core.display import age, visible_line
 from shellback.exec.core.model import WORK, SessionId
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.wire import layout
@@ -47,14 +49,14 @@ def process(ids: tuple[str, ...], conversation: str) -> None:
     with opened() as where:
         found = unknown.listed(where)
         wanted = [_chosen(where, found, given) for given in ids]
-        with unknown.callbacks(where) as sink:
+        with callbacks(where) as sink:
             home = _home(where)
             for one in dict.fromkeys(wanted):
                 session = where.database.write_now(taken_over, one, name, home, sink, by=me())
                 _link(where, one)
                 adopted.append({"session_id": one.id, "conversation": name, "state": session.state.value})
         asked(where, lambda client: _acknowledge(client, wanted))
-        unknown.settled(where)
+        settled(where)
     told = {row["session_id"]: "will be told" if row["state"] == "running" else "is told now" for row in adopted}
     show(adopted, (f"{one} belongs to {name}: its end {when}" for one, when in told.items()))
 

@@ -17,11 +17,9 @@ from shellback.cli.shared import (
     Columns,
     Refused,
     Whole,
-    age,
     columns,
     json_option,
     laid_out,
-    me,
     opened,
     show,
     table_of,
@@ -29,7 +27,8 @@ from shellback.cli.shared import (
     wants_json,
 )
 from shellback.cli.watching import watch, watch_option
-from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
+from shellback.client.caller import me
+from shellback.exec.core.display import age, folded, request_lines, shown_line, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.policy.rules.rule import Rule
@@ -70,7 +69,7 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
 
 
 def _watch(conversation: str | None, *, everything: bool) -> NoReturn:
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
 
     with opened() as where:
         watch(
@@ -84,7 +83,7 @@ def _watch(conversation: str | None, *, everything: bool) -> NoReturn:
 def listed(where: Place, *, conversation: str | None, everything: bool, programs: bool) -> object:
     """The requests and what belongs to them: for programs, or as parts of an answer for people."""
     from shellback.cli.findings import open_line
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
 
     found, fresh = _found(where, conversation, everything=everything), Freshness(where)
     if programs:
@@ -133,7 +132,7 @@ def show_(request_id: str) -> None:
     as `\x5c`. A line that begins with ↳ continues the line above it.
     """
     from shellback.cli.approving import whole
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
     from shellback.work.approvals import approvals as requests
 
     with opened() as where:

@@ -14,10 +14,11 @@ import click
 
 from shellback.cli.policy import around
 from shellback.cli.rules import kept
-from shellback.cli.shared import PENDING, Refused, age, columns, me, until, utf8, wants_json
+from shellback.cli.shared import PENDING, Refused, columns, until, utf8, wants_json
 from shellback.cli.terminal.screen import confirmed
+from shellback.client.caller import me
 from shellback.exec.backends.kinds import KINDS
-from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
+from shellback.exec.core.display import age, folded, request_lines, shown_line, visible_line
 from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Rule
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.options import session_ids
-from shellback.cli.processes import ending, find_session
-from shellback.cli.shared import CANNOT, Refused, asked, me, opened
+from shellback.cli.processes import find_session
+from shellback.cli.shared import CANNOT, Refused, asked, opened
 from shellback.cli.terminal.attached import Attached, Left
 from shellback.cli.terminal.raw_terminal import is_terminal
-from shellback.cli.unknown import how
+from shellback.client.caller import me
+from shellback.client.processes import ending, how
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import Session, SessionEnd

@@ -14,13 +14,14 @@ import click
 
 from shellback.cli.approvals import wanted
 from shellback.cli.children import WorkerChild, a_worker, make_default
-from shellback.cli.events import Events
 from shellback.cli.findings import news, open_line
-from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.send import Waiting
-from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, load_settings, me, opened
+from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, load_settings, opened
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
+from shellback.client.caller import me
+from shellback.client.following import Events, Position
+from shellback.client.freshness import home_of, waits, worker_lives
+from shellback.client.messages import Waiting
 from shellback.exec.core.display import folded, shown, shown_line
 from shellback.wiring.choice import check_workspace
 from shellback.work.errors import WorkError
@@ -123,7 +124,9 @@ class Talk:
     def __post_init__(self) -> None:
         from shellback.work.queue import stream
 
-        self._events = Events(self.where, self.conversation, self.where.database.read_now(stream.last_number))
+        self._events = Events(
+            self.where.database, self.conversation, Position(self.where.database.read_now(stream.last_number))
+        )
         self._own: set[str] = set()
         self._asked: str | None = None
         self._seen = ""
@@ -317,7 +320,7 @@ class Talk:
         self._alone = not lives
 
     def _show_news(self) -> None:
-        for event in self._events.new():
+        for event, _ in self._events.new():
             self._show(event)
 
     def _show(self, event: Event) -> None:  # noqa: C901, PLR0912 - a table of kinds

@@ -119,7 +119,7 @@ def _log_file(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def a_worker(where: Place) -> Generator[WorkerChild | None]:
     """Start a worker unless one runs. A child ends with the block; None means that another worker runs."""
-    from shellback.cli.freshness import worker_lives
+    from shellback.client.freshness import worker_lives
 
     if worker_lives(where):
         yield None

@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from shellback.cli.freshness import Freshness, waits
 from shellback.cli.options import conversation_names
 from shellback.cli.output import styled
-from shellback.cli.shared import Columns, Refused, age, json_option, json_text, opened, show, stamp, table_lines
-from shellback.exec.core.display import shown, shown_line, visible, visible_line
+from shellback.cli.shared import Columns, Refused, json_option, json_text, opened, show, stamp, table_lines
+from shellback.client.freshness import Freshness, waits
+from shellback.exec.core.display import age, shown, shown_line, visible, visible_line
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from shellback.cli.children import WorkerChild
-from shellback.cli.send import Waiting
 from shellback.cli.shared import LOOK_S, Refused, json_option, show, wants_json
 from shellback.cli.terminal.screen import confirmed
+from shellback.client.messages import Waiting
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, json_option, opened, show, stamp
-from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
+from shellback.client.following import CALLS, Position, Tail, shown
+from shellback.client.freshness import Freshness
+from shellback.exec.core.display import shown_line, visible, visible_line
 
 if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
     from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.2
-PAGE: Final = 500
-LATE_S: Final = 2.0
-"""The time in which Postgres commits a number that it has assigned; later numbers may be committed before it."""
 KINDS: Final = (
     "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit", "watch", "typed",
     "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm", "finding",
 )  # fmt: skip
 
-CALLS: Final = ("tool_call", "approval")
-"""Kinds that are about a call, and so are never cut."""
 _WHO: Final = frozenset({"id", "tool"})
 
 
@@ -59,9 +53,9 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
             click.echo(said, err=True)
         begin = since is not None or follow
         number = where.database.read_now(stream.last_number, since) if begin else 0
-        tail = Tail(where, conversation, number, kinds=kinds)
+        tail = Tail(where.database, conversation, Position(number), kinds=kinds)
         while True:
-            for one in tail.new():
+            for one, _ in tail.new():
                 show(_facts(one), map(line, [one]))
             if not follow:
                 return
@@ -76,9 +70,8 @@ def line(event: Event) -> str:
 
 def _facts(event: Event) -> dict[str, Any]:
     facts = asdict(event)
-    if event.kind in CALLS:
-        display = event.payload.get("args", event.payload)
-        facts["shown"] = "\n".join(request_lines(display))
+    if (text := shown(event)) is not None:
+        facts["shown"] = text
     return facts
 
 
@@ -122,56 +115,3 @@ def _in_words(facts: Mapping[str, Any]) -> str:
         for key, value in facts.items()
         if value is not None
     )
-
-
-class Tail:
-    """Events after a number, of one conversation or of all, each once; a late commit is returned late."""
-
-    def __init__(self, where: Place, conversation_id: str | None, after: int, *, kinds: Collection[str] = ()) -> None:
-        self._database = where.database
-        self._conversation_id = conversation_id
-        self._kinds = kinds
-        self._after = after
-        self._late_s = 0.0 if self._database.dialect == "sqlite" else LATE_S
-        self._read: deque[tuple[float, int]] = deque()
-        self._shown: set[int] = set()
-
-    def new(self) -> Iterator[Event]:
-        """The events since the last call."""
-        from shellback.work.queue import stream
-
-        number, full = self._after, True
-        while full:
-            found = self._database.read_now(stream.after, self._conversation_id, number, PAGE, kinds=self._kinds)
-            for event in found:
-                number = event.id
-                if number not in self._shown:
-                    self._shown.add(number)
-                    yield event
-            full = len(found) == PAGE
-            if full:
-                self._go_on_after(number)
-        self._read.append((time.monotonic(), number))
-        while self._read and time.monotonic() - self._read[0][0] >= self._late_s:
-            self._go_on_after(self._read.popleft()[1])
-
-    def _go_on_after(self, number: int) -> None:
-        self._after = max(self._after, number)
-        self._shown = {shown for shown in self._shown if shown > self._after}
-
-
-class Events(Tail):
-    """The same, without late events of an execution that was repeated."""
-
-    def __init__(self, where: Place, conversation_id: str | None, after: int) -> None:
-        super().__init__(where, conversation_id, after)
-        self._epochs: dict[str, int] = {}
-
-    def new(self) -> Iterator[Event]:
-        """The events since the last call."""
-        for event in super().new():
-            if event.epoch:
-                if event.epoch < self._epochs.get(event.turn_id, 0):
-                    continue
-                self._epochs[event.turn_id] = event.epoch
-            yield event

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, finding_ids
-from shellback.cli.shared import Columns, age, columns, json_option, me, opened, show, stamp, table_lines
-from shellback.exec.core.display import folded, request_lines, visible_line
+from shellback.cli.shared import Columns, columns, json_option, opened, show, stamp, table_lines
+from shellback.client.caller import me
+from shellback.client.freshness import Freshness
+from shellback.exec.core.display import age, folded, request_lines, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.core.findings import Finding

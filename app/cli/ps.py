@@ -11,9 +11,9 @@ import click
 
 from shellback.cli.asking import asking
 from shellback.cli.options import conversation_option
-from shellback.cli.shared import Cells, Columns, age, json_option, laid_out, opened, show, table_of, wants_json
+from shellback.cli.shared import Cells, Columns, json_option, laid_out, opened, show, table_of, wants_json
 from shellback.cli.watching import watch, watch_option
-from shellback.exec.core.display import shown_line, visible_line
+from shellback.exec.core.display import age, shown_line, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import Session, SessionEnd
@@ -69,7 +69,7 @@ def _watch(conversation: str | None, *, everything: bool) -> None:
 
 def listed(where: Place, *, conversation: str | None, everything: bool, programs: bool) -> object:
     """The processes and what belongs to them: for programs, or as parts of an answer for people."""
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
     from shellback.storage import findings
 
     found = _found(where, conversation, everything=everything)
@@ -91,7 +91,7 @@ def _found(where: Place, conversation: str | None, *, everything: bool) -> list[
 
 def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, everything: bool) -> list[str | Cells]:
     from shellback.cli.findings import open_line
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
 
     none = "no processes" if everything else "no running processes (--all includes ended ones)"
     waiting = where.database.read_now(_behind_blocks)
@@ -108,7 +108,7 @@ def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, 
 
 
 def _how(end: SessionEnd) -> str:
-    from shellback.cli.unknown import how
+    from shellback.client.processes import how
 
     return how(end)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.asking import asking
-from shellback.cli.shared import Cells, Columns, age, json_option, laid_out, show, table_of, wants_json
+from shellback.cli.shared import Cells, Columns, json_option, laid_out, show, table_of, wants_json
+from shellback.exec.core.display import age
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
@@ -42,7 +43,7 @@ def queue(all_hosts: bool) -> None:
 
 def listed(where: Place, *, all_hosts: bool, programs: bool) -> object:
     """What waits, runs and is blocked: for programs, or as parts of an answer for people."""
-    from shellback.cli.freshness import Freshness
+    from shellback.client.freshness import Freshness
     from shellback.work.queue import standing
 
     found = where.database.read_now(standing.backlog, None if all_hosts else where.host_id)

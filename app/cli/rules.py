@@ -12,7 +12,8 @@ import click
 
 from shellback.cli.options import conversation_option
 from shellback.cli.policy import SAID, around, known
-from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, stamp, utf8
+from shellback.cli.shared import Refused, json_option, load_settings, opened, show, stamp, utf8
+from shellback.client.caller import me
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
 from shellback.exec.policy.classify.model import Tier

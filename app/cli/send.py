@@ -6,19 +6,17 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from shellback.cli.asking import asking
-from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, show, utf8
+from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, show, utf8
+from shellback.client.caller import me
 from shellback.exec.core.display import folded, visible_line
 
 if TYPE_CHECKING:
-    from shellback.storage.db import Database
     from shellback.wiring.wiring import Place
-    from shellback.work.approvals.approvals import Request
-    from shellback.work.approvals.sending import Sent
 
 NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
 
@@ -84,25 +82,16 @@ def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout:
 
 def deliver(where: Place, *, conversation: str, text: str, priority: str, **how: Any) -> dict[str, Any]:
     """Store a message; what was stored, who will not read it soon, and whether no worker runs."""
-    from shellback.cli.freshness import home_of, waits, worker_lives
+    from shellback.client import messages
     from shellback.wiring import wiring
-    from shellback.work.approvals import sending
-    from shellback.work.queue.items import Priority
 
     with wiring.enqueuing(where) as enqueuer:
-        sent = sending.deliver(
-            where.database, enqueuer, conversation, text, host_id=where.host_id, priority=Priority[priority], **how
-        )
-    home = home_of(where, conversation)
-    return {
-        "sent": asdict(sent),
-        "waits": waits(conversation, home),
-        "alone": home is None and not worker_lives(where),
-    }
+        return asdict(messages.deliver(where, enqueuer, conversation=conversation, text=text, priority=priority, **how))
 
 
 def outcome(where: Place, *, sent: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:
     """Looks for the outcome of a message that `deliver` has stored."""
+    from shellback.client.messages import Waiting
     from shellback.work.approvals.sending import Sent
 
     waiting = Waiting(where.database, Sent(**sent))
@@ -147,44 +136,3 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
                 f"{facts['pending_approvals']} call(s) wait for approval; the agent gets the message after them. "
                 "See `shellback approvals list`, or send with --interrupt."
             )
-
-
-Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]
-
-
-class Waiting:
-    """Reads the outcome of one message, ignoring a block that its conversation had before."""
-
-    def __init__(self, database: Database, sent: Sent) -> None:
-        self._database = database
-        self._sent = sent
-        self._aside_before = sent.blocked == "set_aside"
-        self.answer: str | None = None
-        self.requests: list[Request] = []
-
-    def look(self) -> Fate | None:
-        """The outcome; None while the message waits or its turn runs. Sets `answer` or `requests`."""
-        fate: Fate | None = self._database.read_now(self._look)
-        return fate
-
-    def _look(self, conn: Any) -> Fate | None:
-        from shellback.work.approvals import approvals, sending
-
-        heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
-        if heard.answer is not None and heard.outcome is not None:
-            self.answer = heard.answer
-            match heard.outcome:
-                case "stopped":
-                    return "stopped"
-                case "failed":
-                    return "out_of_budget" if heard.out_of_budget else "failed"
-                case _:
-                    return "denied" if heard.denied else "answered"
-        if heard.blocked == "approval":
-            # After the decision it stays blocked until its turn begins, but no request is pending.
-            self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")
-            return "pending_approval" if self.requests else None
-        if heard.blocked == "set_aside":
-            return None if self._aside_before else "set_aside"
-        self._aside_before = False
-        return None

@@ -91,6 +91,7 @@ def serve(
 
 
 async def _serve(where: Place, offer: Offer, address: Address, names: set[str]) -> None:
+    from shellback.client.routes import mount
     from shellback.mcp_server.front import Loaded
     from shellback.serving.listening import listen
     from shellback.wiring import serving
@@ -102,7 +103,7 @@ async def _serve(where: Place, offer: Offer, address: Address, names: set[str]) 
         log.warning("ENABLE_EXECUTE is not set: clients have no tools")
     await loaded.hands()
     try:
-        async with serving.application(where, offer, loaded, names) as (application, access):
+        async with serving.application(where, offer, loaded, names, [mount(where)]) as (application, access):
             await listen(application, access, address, stop, lambda url: click.echo(f"ready {url}", err=True))
     finally:
         await loaded.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import json
 import os
 import signal
@@ -139,14 +138,6 @@ def _in_a_driver(error: Exception) -> str | None:
         failure = failure_of(error, normalised(load_settings().database_url))
         return str(failure.error) if failure is not None else None
     return None
-
-
-def me() -> str:
-    """The name of the user of this program."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name
-        return f"uid {os.geteuid()}"
 
 
 def utf8(text: str, what: str) -> str:
@@ -318,14 +309,3 @@ def _cell(value: object) -> str:
 def stamp(moment: float) -> str:
     """A time for people: local date and time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-
-
-def age(seconds: float) -> str:
-    """A duration for people; a negative one, after the clock was set back, is 0s."""
-    if seconds < 60:
-        return f"{max(0.0, seconds):.0f}s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f}m"
-    if seconds < 86400:
-        return f"{seconds / 3600:.1f}h"
-    return f"{seconds / 86400:.1f}d"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.shared import Refused, asked, json_option, me, opened, show, until
+from shellback.cli.shared import Refused, asked, json_option, opened, show, until
+from shellback.client.caller import me
+from shellback.client.freshness import home_of, waits, worker_lives
 from shellback.exec.core import limits
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import Session

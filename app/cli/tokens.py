@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shellback.cli.options import Lasting, conversation_names
-from shellback.cli.shared import Columns, json_option, me, opened, show, stamp, table_lines, utf8
+from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines, utf8
+from shellback.client.caller import me
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from shellback.cli.children import ON_THE_HOST, make_default
-from shellback.cli.shared import Columns, Refused, age, json_option, load_settings, opened, show, stamp, table_lines
+from shellback.cli.shared import Columns, Refused, json_option, load_settings, opened, show, stamp, table_lines
+from shellback.exec.core.display import age
 from shellback.exec.core.errors import SupervisorAbsent
 from shellback.exec.link import launch
 from shellback.log import configure

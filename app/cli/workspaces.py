@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.freshness import Freshness
 from shellback.cli.options import workspace_names
-from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines, the_one
+from shellback.cli.shared import Columns, Refused, json_option, opened, show, stamp, table_lines, the_one
 from shellback.cli.terminal.screen import confirmed
-from shellback.cli.unknown import how
+from shellback.client.freshness import Freshness
+from shellback.client.processes import how
 from shellback.exec.backends.kinds import CONTAINED
-from shellback.exec.core.display import visible_line
+from shellback.exec.core.display import age, visible_line
 from shellback.exec.core.model import PodmanWorkspace, Session
 
 if TYPE_CHECKING:

@@ -58,6 +58,8 @@ class Database:
 
     def __init__(self, url: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self.url: Final = normalised(url)
+        self.noted: Callable[[], object] = _nobody
+        """Called after a transaction that has added events, by `tell_after`."""
         if self.dialect == "sqlite":
             self._writer, self._reader = sqlite_engines(self.url, readers=READERS, lock_timeout_s=lock_timeout_s)
             self._kept: KeptConnection | None = KeptConnection(self._writer, timeout_s=lock_timeout_s)
@@ -138,6 +140,7 @@ class Database:
             with source if isinstance(source, KeptConnection) else source.connect() as conn:
                 conn.begin()
                 conn.info.pop(_AFTER, None)
+                conn.info[_NOTED] = self.noted
                 result = fn(conn)  # leaving the block without a commit rolls back
                 self._commit(conn)
                 after: dict[tuple[object, ...], Callable[[], object]] = conn.info.pop(_AFTER, {})
@@ -167,6 +170,16 @@ class Database:
 
 
 _AFTER: Final = "after commit"
+_NOTED: Final = "noted"
+
+
+def _nobody() -> None:
+    pass
+
+
+def tell_after(conn: sa.Connection) -> None:
+    """Call `noted` of the `Database` after it has committed this transaction, which adds events."""
+    after_commit(conn, conn.info.get(_NOTED, _nobody))
 
 
 def after_commit(conn: sa.Connection, fn: Callable[..., object], *args: object) -> None:

@@ -200,13 +200,15 @@ def get(conn: sa.Connection, session_id: SessionId) -> Session | None:
     return None if row is None else rows.from_row(row)
 
 
-def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool | None = None) -> list[Session]:
-    """Sessions, oldest first; of one conversation or all; live, ended, or both."""
+def find(
+    conn: sa.Connection, *, conversation_id: str | None = None, live: bool | None = None, newest: int | None = None
+) -> list[Session]:
+    """Sessions, oldest first; of one conversation or all; live, ended, or both; all of them or so many."""
     query = sa.select(sessions).where(*given((sessions.c.conversation_id, conversation_id)))
-    query = query.order_by(sessions.c.created_at, sessions.c.id)
+    query = query.order_by(sessions.c.created_at.desc(), sessions.c.id.desc()).limit(newest)
     if live is not None:
         query = query.where(sessions.c.state.in_(rows.LIVE) if live else sessions.c.state.not_in(rows.LIVE))
-    return [rows.from_row(row) for row in conn.execute(query)]
+    return [rows.from_row(row) for row in reversed(conn.execute(query).all())]
 
 
 def ids(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from shellback.mcp_server.http import PATH, Http
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def application(
-    where: Place, offer: Offer, loaded: Loaded, names: Collection[str]
+    where: Place, offer: Offer, loaded: Loaded, names: Collection[str], beside: Sequence[Mount] = ()
 ) -> AsyncGenerator[tuple[Application, Access]]:
-    """The application for clients that reach it under these host names; within the block it hears of revoked tokens."""
+    """The application for clients that reach it under these host names, with what is mounted `beside`.
+
+    Within the block it hears of revoked tokens.
+    """
     limits = Limits()
     access = Access(where.database)
     mcp = Http(offer, loaded, access, body_bytes=limits.body_bytes)
     doorbell = wiring.a_doorbell(where)
     await doorbell.listen(f"serve:{uuid.uuid4().hex}", {TOKENS: access.ring}, once=True)
     try:
-        mounts = [Mount(path=PATH, app=mcp, running=mcp.running)]
+        mounts = [Mount(path=PATH, app=mcp, running=mcp.running), *beside]
         yield Application(mounts, access, names=names, limits=limits), access
     finally:
         await doorbell.close()

@@ -82,7 +82,13 @@ def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
             if database.dialect == "sqlite" and schema.check(database) is schema.SchemaState.BEHIND:
                 schema.migrate(settings.database_url)
             schema.require_current(database)
-        yield Place(settings, database, host_id(settings.shellback_home))
+        where = Place(settings, database, host_id(settings.shellback_home))
+        database.noted = partial(_ring_readers, where)
+        yield where
+
+
+def _ring_readers(where: Place) -> None:
+    a_doorbell(where).ring_readers()
 
 
 @contextlib.contextmanager

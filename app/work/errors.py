@@ -25,3 +25,31 @@ class ApprovalSettled(WorkError):
 
 class ApprovalRefused(WorkError):
     """Raised when a request cannot be decided in this way. It stays pending."""
+
+
+class UnknownSession(WorkError, LookupError):
+    """Raised when no session has the id."""
+
+
+class SessionElsewhere(WorkError):
+    """Raised when a session belongs to another host, where alone it can be read or changed."""
+
+
+class SessionOver(WorkError):
+    """Raised when a session has ended, and so can neither be signalled nor typed into. Nothing was done."""
+
+
+class NoInput(WorkError):
+    """Raised when a session takes no input. Nothing was typed."""
+
+
+class Deleted(WorkError, LookupError):
+    """Raised when what was asked for was kept for its time, and then deleted."""
+
+
+class ServerRefused(WorkError, PermissionError):
+    """Raised when a server does not accept the token of a client, or not for this."""
+
+
+class ServerUnreachable(WorkError, ConnectionError):
+    """Raised when a server does not answer, or its answer cannot be read. What was asked may have been done."""

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import yaml
 
 from shellback.checks import Check, all_checks, live_checks
-from shellback.cli.freshness import worker_lives
+from shellback.client.freshness import worker_lives
 from shellback.exec.link import launch
 from shellback.settings import Settings, plain_environment
 from shellback.storage.host import process_space

@@ -33,6 +33,7 @@ def loaded(program: str, *options: str, cwd: Path = ROOT, environ: dict[str, str
     [
         ("import shellback", HEAVY),
         ("import shellback.exec", HEAVY),
+        ("import shellback; shellback.Client, shellback.AsyncClient", HEAVY),
         ("from shellback.exec import Engine, HostBackend, MemorySessionStore, SupervisorClient", HEAVY),
         ("from shellback.exec.reports import callback_text; from shellback.exec.policy import policy", HEAVY),
         ("from shellback.exec.core import identity; from shellback.exec.engine import sessions", HEAVY),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.cli.shared import age
+from shellback.exec.core.display import age
 from shellback.exec.supervisor.loop import now
 from shellback.exec.supervisor.process.job import Job
 from shellback.storage.db import Database

@@ -261,3 +261,14 @@ def label(text: str) -> str:
     """The first line of a text, at most 80 characters."""
     first = text.split("\n", 1)[0][:_MOST]
     return first if first == text else f"{first} ..."
+
+
+def age(seconds: float) -> str:
+    """A duration for people; a negative one, after the clock was set back, is 0s."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.0f}s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f}m"
+    if seconds < 86400:
+        return f"{seconds / 3600:.1f}h"
+    return f"{seconds / 86400:.1f}d"

@@ -56,7 +56,7 @@ def send(  # noqa: PLR0913 - what a message is
     told so also reads the message.
 
     Raises:
-        InvalidRequest: The name or the text is not acceptable.
+        InvalidRequest: The name or the text is not acceptable, or the key is that of another message.
     """
     require_name(conversation_id)
     if not text.strip() or "\x00" in text:
@@ -73,7 +73,10 @@ def send(  # noqa: PLR0913 - what a message is
     item = chat_item(conversation_id, priority=priority, waiting=waiting)
     if key is not None:
         item = replace(item, id=f"{item.type.value}:{key}")
-    if not exists(conn, sa.select(rows.c.id).where(rows.c.dedupe_key == item.id)):
+    before = conn.execute(sa.select(rows.c.payload).where(rows.c.dedupe_key == item.id)).scalar_one_or_none()
+    if before is not None and before["text"] != text:
+        raise InvalidRequest("the key of this message was used for another one: give each message a key of its own")
+    if before is None:
         mailbox.put(
             conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
         )

@@ -28,7 +28,9 @@ SAVE_S: Final = 5.0
 """How often the count is stored while a person types."""
 
 
-def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str, over: bool) -> None:
+def note(
+    conn: sa.Connection, session: Session, *, key: str, total: int, by: str, over: bool, surface: str = SURFACE
+) -> None:
     """Store that `total` bytes were typed so far under `key`, in the caller's transaction; `over` if that is all.
 
     There is one mailbox row until a turn takes it, then another for the rest. A repeat with the same total only updates
@@ -62,7 +64,7 @@ def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str
             turn_id=session.turn_id,
             session_id=session.id,
             done_by=by,
-            surface=SURFACE,
+            surface=surface,
             command=None if begun else session.command,
             facts={"bytes": total, "over": over},
         )
@@ -89,6 +91,7 @@ class Typing:
     database: Database
     session: Session
     by: str
+    surface: str = SURFACE
     _name: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
     _minute: int = field(init=False, default=0)
     _total: int = field(init=False, default=0)
@@ -125,7 +128,8 @@ class Typing:
 
     async def _keep(self, *, over: bool) -> None:
         key = f"{self._name}.{self._minute}"
-        await self.database.write(note, self.session, key=key, total=self._total, by=self.by, over=over)
+        told: dict[str, Any] = {"total": self._total, "by": self.by, "over": over, "surface": self.surface}
+        await self.database.write(note, self.session, key=key, **told)
         self._kept_at = time.monotonic()
 
 

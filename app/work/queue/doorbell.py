@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+EVENTS: Final = "events"
+"""The name under which readers of events hear of new ones. Nothing is ever enqueued on it."""
 ONCE: Final = ".once"
 """How the name of a socket ends that no second listener will have."""
 RETRY_S: Final = 5.0
@@ -63,6 +65,10 @@ class Doorbell:
         self._rung_here(queue)
         self.ring("*", queue)
 
+    def ring_readers(self) -> None:
+        """Tell those who follow events on this host that there are new ones; called after the commit, never raises."""
+        self._rung_here(EVENTS)
+
     def _rung_here(self, queue: str) -> bool:
         """Whether a worker of this host heard it."""
         heard = False
@@ -72,18 +78,23 @@ class Doorbell:
                     heard |= _knocked(f"{folder}/{name}")
         return heard
 
+    async def read(self, reader: str, ring: Callable[[], None]) -> None:
+        """Call `ring` after each transaction of a process of this host that has added events, until `close`."""
+        self._answer_at(_listener(self._directory, EVENTS, reader, once=True), ring)
+
     async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]], *, once: bool = False) -> None:
         """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker.
 
         With `once` nobody will listen under this id again, so a ring removes what a crash has left of it.
         """
-        loop = asyncio.get_running_loop()
         for queue, ring in bells.items():
-            listener = _listener(self._directory, queue, executor_id, once=once)
-            self._sockets.append(listener)
-            loop.add_reader(listener, _answer, listener, ring)
+            self._answer_at(_listener(self._directory, queue, executor_id, once=once), ring)
         if self._database.dialect != "sqlite":
             self._task = asyncio.create_task(self._notified(executor_id, bells))
+
+    def _answer_at(self, listener: socket.socket, ring: Callable[[], None]) -> None:
+        self._sockets.append(listener)
+        asyncio.get_running_loop().add_reader(listener, _answer, listener, ring)
 
     async def close(self) -> None:
         """Answer no more."""

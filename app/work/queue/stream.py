@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from shellback.storage.db import tell_after
 from shellback.storage.rows import given
 from shellback.storage.tables import events
 
@@ -62,6 +63,7 @@ def note(
         "created_at": time.time(),
     }
     added = conn.execute(_ADDED, row)
+    tell_after(conn)
     assert added.inserted_primary_key is not None
     return int(added.inserted_primary_key[0])
 
@@ -90,13 +92,35 @@ def after(
     limit: int = 500,
     *,
     kinds: Collection[str] = (),
+    also: Collection[int] = (),
 ) -> list[Event]:
-    """Events with a number above `number`, oldest first; of one conversation, or of all; of these kinds, or of all."""
+    """Events with a number above `number`, or one of `also`, oldest first.
+
+    Of one conversation, or of all; of these kinds, or of all.
+    """
     which = given((events.c.conversation_id, conversation_id))
-    query = sa.select(events).where(events.c.id > number, *which).order_by(events.c.id).limit(limit)
+    wanted = sa.or_(events.c.id > number, events.c.id.in_(also)) if also else events.c.id > number
+    query = sa.select(events).where(wanted, *which).order_by(events.c.id).limit(limit)
     if kinds:
         query = query.where(events.c.kind.in_(kinds))
     return [Event(**row) for row in conn.execute(query).mappings()]
+
+
+def numbers(conn: sa.Connection, above: int, upto: int) -> set[int]:
+    """The numbers of all stored events above one and up to another."""
+    return set(conn.execute(sa.select(events.c.id).where(events.c.id > above, events.c.id <= upto)).scalars())
+
+
+def of_turn(conn: sa.Connection, conversation_id: str, turn_id: str, upto: int) -> list[Event]:
+    """The events of a turn up to a number, oldest first, at most 20,000."""
+    mine = events.c.conversation_id == conversation_id, events.c.turn_id == turn_id, events.c.id <= upto
+    query = sa.select(events).where(*mine).order_by(events.c.id).limit(20_000)
+    return [Event(**row) for row in conn.execute(query).mappings()]
+
+
+def first_number(conn: sa.Connection) -> int | None:
+    """The lowest number of a stored event; None without one."""
+    return conn.execute(sa.select(sa.func.min(events.c.id))).scalar_one()
 
 
 def last_number(conn: sa.Connection, before: float | None = None) -> int:
@@ -106,6 +130,11 @@ def last_number(conn: sa.Connection, before: float | None = None) -> int:
 
 
 def prune(conn: sa.Connection) -> int:
-    """Delete at most `PRUNED_AT_ONCE` events older than a day; returns how many."""
-    old = sa.select(events.c.id).where(events.c.created_at < time.time() - KEEP_S).limit(PRUNED_AT_ONCE)
+    """Delete at most `PRUNED_AT_ONCE` events older than a day, but never the newest one; returns how many.
+
+    Without any, SQLite would count from 1 again, and a client that goes on after a higher number would skip events.
+    """
+    newest = sa.select(sa.func.max(events.c.id)).scalar_subquery()
+    old = sa.select(events.c.id).where(events.c.created_at < time.time() - KEEP_S, events.c.id < newest)
+    old = old.limit(PRUNED_AT_ONCE)
     return conn.execute(sa.delete(events).where(events.c.id.in_(old))).rowcount

@@ -12,7 +12,7 @@ from pydantic_ai import Agent, capture_run_messages
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo
 
-from shellback.cli.send import Waiting
+from shellback.client.messages import Waiting
 from shellback.storage.db import Database
 from shellback.storage.tables import notices as told
 from shellback.work.approvals import approvals, sending

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shellback.cli.shared import age
-from shellback.exec.core.display import visible_line
+from shellback.exec.core.display import age, visible_line
 from shellback.storage.host import boot_id, process_space
 
 if TYPE_CHECKING:

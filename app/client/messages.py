@@ -1,0 +1,81 @@
+"""Messages of a client: stored once, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shellback.client.freshness import home_of, waits, worker_lives
+
+if TYPE_CHECKING:
+    from shellback.storage.db import Database
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Request
+    from shellback.work.approvals.sending import Sent
+    from shellback.work.queue.queues import Enqueuer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """A stored message. `waits` says why nobody reads it soon; `alone`: no worker of this host runs."""
+
+    sent: Sent
+    waits: str | None
+    alone: bool
+
+
+def deliver(where: Place, enqueuer: Enqueuer, *, conversation: str, text: str, priority: str, **how: Any) -> Delivered:
+    """Store a message. `priority` is the name of one.
+
+    Raises:
+        InvalidRequest: The name or the text is not acceptable.
+    """
+    from shellback.work.approvals import sending
+    from shellback.work.queue.items import Priority
+
+    sent = sending.deliver(
+        where.database, enqueuer, conversation, text, host_id=where.host_id, priority=Priority[priority], **how
+    )
+    home = home_of(where, conversation)
+    return Delivered(sent=sent, waits=waits(conversation, home), alone=home is None and not worker_lives(where))
+
+
+Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]
+
+
+class Waiting:
+    """Reads the outcome of one message, ignoring a block that its conversation had before."""
+
+    def __init__(self, database: Database, sent: Sent) -> None:
+        self._database = database
+        self._sent = sent
+        self._aside_before = sent.blocked == "set_aside"
+        self.answer: str | None = None
+        self.requests: list[Request] = []
+
+    def look(self) -> Fate | None:
+        """The outcome; None while the message waits or its turn runs. Sets `answer` or `requests`."""
+        fate: Fate | None = self._database.read_now(self._look)
+        return fate
+
+    def _look(self, conn: Any) -> Fate | None:
+        from shellback.work.approvals import approvals, sending
+
+        heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
+        if heard.answer is not None and heard.outcome is not None:
+            self.answer = heard.answer
+            match heard.outcome:
+                case "stopped":
+                    return "stopped"
+                case "failed":
+                    return "out_of_budget" if heard.out_of_budget else "failed"
+                case _:
+                    return "denied" if heard.denied else "answered"
+        if heard.blocked == "approval":
+            # After the decision it stays blocked until its turn begins, but no request is pending.
+            self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")
+            return "pending_approval" if self.requests else None
+        if heard.blocked == "set_aside":
+            return None if self._aside_before else "set_aside"
+        self._aside_before = False
+        return None

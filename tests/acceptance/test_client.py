@@ -1,0 +1,238 @@
+"""A program with a client, while workers, servers and the program itself are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shellback.client import local
+from shellback.client.client import AsyncClient, Client
+from shellback.client.facts import Event
+from shellback.work.errors import (
+    InvalidRequest,
+    ServerRefused,
+    ServerUnreachable,
+    UnknownApproval,
+    UnknownConversation,
+    UnknownSession,
+)
+from tests.commands import PATIENCE_S, environment, shellback
+from tests.serving import served, token, web
+from tests.stage import Stage, stage, working
+
+CALLS = 6
+LINES = "\n".join(f'!process_log {{"session_id": "none{number}"}}' for number in range(CALLS))
+
+
+@pytest.fixture
+def loop(database_url: str) -> Iterator[Stage]:
+    with stage(database_url) as made:
+        yield made
+
+
+def kinds(events: list[Event]) -> list[tuple[str, Any]]:
+    """What a turn has told, without the numbers; text as one."""
+    found: list[tuple[str, Any]] = []
+    for event in events:
+        if event.kind == "text" and found and found[-1][0] == "text":
+            found[-1] = ("text", found[-1][1] + event.payload["text"])
+        elif event.kind in {"text", "tool_call", "tool_result", "answer"}:
+            found.append((event.kind, event.payload["text"] if event.kind == "text" else event.payload))
+    return found
+
+
+def test_a_stream_goes_on_over_the_kill_of_its_worker_without_loss_or_repeat(loop: Stage) -> None:
+    worker = loop.hire(OFFLINE_SECONDS="0.2")
+    with Client(loop.settings) as client:
+        sent = client.send("c1", LINES)
+        told: list[Event] = []
+        results = 0
+        for event in client.stream("c1", after=sent.event):
+            told.append(event)
+            results += event.kind == "tool_result"
+            if event.kind == "tool_result" and results == 3:
+                worker.kill()
+                loop.hire()
+            if event.kind == "answer":
+                break
+        assert len({event.id for event in told}) == len(told)
+        whole = kinds(told)
+        assert [kind for kind, _ in whole].count("tool_call") == CALLS
+        assert [kind for kind, _ in whole].count("tool_result") == CALLS
+        assert [kind for kind, _ in whole].count("answer") == 1
+        assert loop.turn(sent.item) is not None
+        # A program that goes on after any of them is told exactly the rest.
+        for number, event in enumerate(told):
+            assert [*client.stream("c1", after=event.id, follow=False)] == told[number + 1 :]
+
+
+def test_a_program_that_is_killed_goes_on_after_its_last_event(loop: Stage) -> None:
+    program = (
+        "import json, sys, shellback\n"
+        "for event in shellback.Client().stream('c1', after=sys.argv[1]):\n"
+        "    print(json.dumps([event.id, event.kind]), flush=True)\n"
+    )
+    loop.hire(OFFLINE_SECONDS="0.1")
+    with Client(loop.settings) as client:
+        after = client.send("c1", LINES).event
+        seen: list[str] = []
+        kind = ""
+        while kind != "answer":
+            reading = subprocess.Popen(
+                [sys.executable, "-c", program, after], env=environment(loop, {}), stdout=subprocess.PIPE, text=True
+            )
+            assert reading.stdout is not None
+            for line in reading.stdout:
+                after, kind = json.loads(line)
+                seen.append(after)
+                if len(seen) % 4 == 0 or kind == "answer":
+                    break
+            reading.kill()
+            reading.stdout.close()
+            reading.wait(PATIENCE_S)
+        ids = [event.id for event in client.stream("c1", follow=False)]
+        assert ids[ids.index(seen[0]) :][: len(seen)] == seen
+
+
+def test_events_are_told_when_they_are_written_and_nothing_is_polled(
+    loop: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without rings this would take ten minutes for each look."""
+    monkeypatch.setattr(local, "LOOK_S", 600.0)
+    monkeypatch.setattr(local, "AWAY_S", 600.0)
+    loop.hire()
+
+    async def talk() -> None:
+        async with AsyncClient(loop.settings) as client:
+            await client.send("c1", "hello")
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in range(3):
+                    async for event in client.stream("c1", after=(await client.send("c1", "hello")).event):
+                        if event.kind == "answer":
+                            break
+
+    asyncio.run(talk())
+
+
+def test_a_server_is_killed_and_its_readers_go_on_with_the_next_one() -> None:
+    with working(OFFLINE_SECONDS="0.2") as loop:
+        secret = token(loop, "all", "--all-conversations")
+        with served(loop) as first:
+            port = first.base.rpartition(":")[2]
+            with Client(first.base, token=secret) as client:
+                sent = client.send("c1", LINES)
+                told: list[Event] = []
+                stream = client.stream("c1", after=sent.event)
+                for event in stream:
+                    told.append(event)
+                    if event.kind == "tool_result":
+                        break
+                first.process.kill()
+                first.process.wait(PATIENCE_S)
+                with served(loop, port=int(port)):
+                    for event in stream:
+                        told.append(event)
+                        if event.kind == "answer":
+                            break
+                    assert [kind for kind, _ in kinds(told)].count("tool_call") == CALLS
+                    assert told == [*client.stream("c1", after=sent.event, follow=False)][: len(told)]
+
+
+def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> None:
+    with working() as loop, served(loop) as server:
+        mine, all_ = token(loop, "mine"), token(loop, "all", "--all-conversations")
+        with Client(server.base, token=mine) as own, Client(server.base, token=all_) as every:
+            sent = every.send("other", '!execute {"command": "sleep 99", "background": true}')
+            event = next(one for one in every.stream("other", after=sent.event) if one.kind == "approval")
+            foreign = event.payload["id"]
+            for decide in (own.approval, own.approve, own.deny):
+                with pytest.raises(UnknownApproval) as refused:
+                    decide(foreign)
+                # Word for word what is said of one that does not exist.
+                with pytest.raises(UnknownApproval) as unknown:
+                    decide("a" * 12)
+                assert str(refused.value) == str(unknown.value).replace("a" * 12, foreign)
+            every.approve(foreign)
+            next(one for one in every.stream("other", after=event) if one.kind == "answer")
+            (session,) = every.sessions("other")
+            reached: list[Callable[[str], Any]] = [own.session, own.logs, own.kill, lambda one: own.write(one, "x")]
+            for reach in reached:
+                with pytest.raises(UnknownSession):
+                    reach(session.id)
+            asked: list[Callable[[str], Any]] = [own.approvals, own.sessions, lambda one: own.send(one, "hi")]
+            asked.append(lambda one: next(own.stream(one)))
+            for ask in asked:
+                with pytest.raises(UnknownConversation):
+                    ask("other")
+            assert own.approvals(everything=True) == []
+            assert own.sessions(everything=True) == []
+            assert [one.id for one in every.sessions()] == [session.id]
+            request = next(
+                one for one in own.stream("mine", after=own.send("mine", "$ echo x").event) if one.kind == "approval"
+            )
+            own.approve(request.payload["id"])
+            assert own.approval(request.payload["id"]).decided_by == "token:mine"
+            audit = shellback(loop, "audit", "--json", "-c", "mine")
+            assert '"surface": "client"' in audit.stdout
+            every.kill(session.id)
+            stream = own.stream("mine")
+            next(stream)
+            assert shellback(loop, "tokens", "revoke", "mine").returncode == 0
+            with pytest.raises(ServerRefused, match="revoked"):
+                for _ in stream:
+                    pass
+            with pytest.raises(ServerRefused, match="revoked"):
+                own.sessions()
+    with pytest.raises(ServerUnreachable, match="check its address"):
+        Client(server.base, token=mine).sessions()
+    with pytest.raises(InvalidRequest, match="a token is for a server"):
+        Client(loop.settings, token=mine)
+
+
+def test_requests_that_are_not_of_our_client_are_answered_with_cause_and_remedy() -> None:
+    async def ask(base: str, secret: str) -> None:
+        async with web(secret) as http:
+            described = (await http.get(f"{base}/v1/openapi.json")).json()
+            assert described["openapi"].startswith("3.1")
+            for path, methods in described["paths"].items():
+                for method in methods:
+                    url = base + path.replace("{conversation}", "none").replace("{id}", "none")
+                    for body in (b"", b"[]", b"{", b'{"no": 1}', b"[" * 100_000):
+                        answer = await http.request(method.upper(), url, content=body if method == "post" else None)
+                        assert answer.status_code in {200, 400, 404}, (url, answer.text)
+                        assert answer.status_code == 200 or answer.json()["error"]["message"]
+            for query in ("follow=perhaps", "after=x", "after=1&after=2&x=3", "kinds=text&limit=1"):
+                answer = await http.get(f"{base}/v1/conversations/c1/events?{query}")
+                assert answer.status_code in {400, 404}, answer.text
+            answer = await http.post(f"{base}/v1/conversations/c1/messages", json={"text": "hi"})
+            assert answer.status_code == 200
+            headers = {"Last-Event-ID": answer.json()["event"]}
+            async with http.sse(f"{base}/v1/conversations/c1/events?follow=false&after=77", headers=headers) as source:
+                events = [one async for one in source]
+            assert events[-1].event == "end"
+            assert json.loads(events[0].data)["kind"] == "message"
+            assert events[0].id == json.loads(events[0].data)["id"]
+
+    with working() as loop, served(loop) as server:
+        asyncio.run(ask(server.base, token(loop, "all", "--all-conversations")))
+
+
+def test_without_the_gate_the_agent_says_what_to_set() -> None:
+    with working(ENABLE_EXECUTE="false") as loop, Client(loop.settings) as client:
+        sent = client.send("c1", "$ echo hi")
+        told = [*_upto_answer(client, sent.event)]
+        assert "ENABLE_EXECUTE" in "".join(one.payload["text"] for one in told if one.kind == "text")
+        assert client.sessions(everything=True) == []
+
+
+def _upto_answer(client: Client, after: str) -> Iterator[Event]:
+    for event in client.stream("c1", after=after):
+        yield event
+        if event.kind == "answer":
+            return
