@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -326,13 +326,18 @@ def test_a_process_that_exists_is_reported_whatever_fails_after_its_fork(
             raise OSError(errno.EMFILE, "no room")
         chdir(path)
 
-    started = spawn.spawn if fence is None else lambda request, *streams: spawn.spawn_by_fork(request, [*streams])
+    def unfenced(_paths: Sequence[str]) -> int:
+        return -1
+
     here, null = os.getcwd(), os.open(os.devnull, os.O_RDWR)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(os, "chdir", away)
-            patch.setattr(landlock, "ruleset", lambda _paths: -1)
-            pid = started(request, null, null, null)
+            patch.setattr(landlock, "ruleset", unfenced)
+            if fence is None:
+                pid = spawn.spawn(request, null, null, null)
+            else:
+                pid = spawn.spawn_by_fork(request, [null, null, null])
         assert os.waitpid(pid, 0) == (pid, 0)
     finally:
         os.chdir(here)
