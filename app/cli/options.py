@@ -71,7 +71,7 @@ def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return _names(sessions.c.id, incomplete, newest=sessions.c.created_at)
 
 
-def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def container_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Containers whose name begins with `incomplete`."""
     from shellback.storage.tables import workspaces
 

@@ -150,6 +150,10 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "chat": [["-c", HOSTILE], [HOSTILE]],
     "completion": [[HOSTILE], ["bash"]],
     "config": [[], ["--json"], [HOSTILE]],
+    "containers": [[], ["--json"]],
+    "containers show": [[NAME], [HOSTILE]],
+    "containers list": [[], ["--json"]],
+    "containers rm": [["--yes", HOSTILE]],
     "conversations export": [[NAME], [HOSTILE], [NAME, "-o", f"/none/{NAME}"]],
     "conversations list": [[], ["--json"]],
     "conversations show": [[NAME], ["--full", NAME], ["--json", NAME], [HOSTILE]],
@@ -179,10 +183,6 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "supervisor": [["--check"], [HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
-    "workspaces": [[], ["--json"]],
-    "workspaces show": [[NAME], [HOSTILE]],
-    "workspaces list": [[], ["--json"]],
-    "workspaces rm": [["--yes", HOSTILE]],
 }
 
 

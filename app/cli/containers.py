@@ -1,4 +1,4 @@
-"""`shellback workspaces`: list, show and remove the containers of conversations."""
+"""`shellback containers`: list, show and remove the containers of conversations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.freshness import Freshness
-from shellback.cli.options import workspace_names
+from shellback.cli.options import container_names
 from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines, the_one
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
@@ -32,22 +32,22 @@ all_option = click.option("--all", "everything", is_flag=True, help="Include rem
 @all_option
 @json_option
 @click.pass_context
-def workspaces(ctx: click.Context, everything: bool) -> None:
+def containers(ctx: click.Context, everything: bool) -> None:
     """List the containers of conversations, show what changed in one, or remove some.
 
     With BACKEND=podman or docker each conversation has one container per profile, created at its first command. A
     container that is unused for PODMAN_IDLE_SECONDS is stopped; the next command starts it again.
 
     \b
-      shellback workspaces
-      shellback workspaces show shellback-3f9a
-      shellback workspaces rm build          all containers of conversation build
+      shellback containers
+      shellback containers show shellback-3f9a
+      shellback containers rm build          all containers of conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_, everything=everything)
 
 
-@workspaces.command("list")
+@containers.command("list")
 @all_option
 @json_option
 def list_(everything: bool) -> None:
@@ -63,7 +63,7 @@ def list_(everything: bool) -> None:
         fresh = Freshness(where, (one.host_id for one in found))
     now = time.time()
     columns: Columns[PodmanWorkspace] = {
-        "WORKSPACE": "name",
+        "CONTAINER": "name",
         "CONVERSATION": "scope",
         "PROFILE": "profile",
         "STATE": "state",
@@ -73,13 +73,13 @@ def list_(everything: bool) -> None:
     if any(one.host_id != here for one in found):
         columns["HOST"] = lambda one: None if one.host_id == here else one.host_id
     kind = where.settings.backend if where.settings.backend in CONTAINED else next(iter(CONTAINED))
-    none = [f"no workspaces: with BACKEND={kind} a conversation has one from its first command on"]
+    none = [f"no containers: with BACKEND={kind} a conversation has one from its first command on"]
     lines = [*table_lines(found, columns), *fresh.lines()] if found else none
     show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines)
 
 
-@workspaces.command("show")
-@click.argument("name", shell_complete=workspace_names)
+@containers.command("show")
+@click.argument("name", shell_complete=container_names)
 @click.option(
     "--last",
     "-n",
@@ -103,8 +103,8 @@ def show_(name: str, last: int) -> None:
     show(facts[0] if len(facts) == 1 else facts, ["\n\n".join(blocks), *fresh.lines()])
 
 
-@workspaces.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=workspace_names)
+@containers.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=container_names)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--force", is_flag=True, help="Remove a container even if processes run in it; its agent is told.")
 @click.option("--overlay", is_flag=True, help="Also delete the files of the workspace, if below SHELLBACK_CACHE.")
@@ -116,8 +116,8 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool) -> None:
     processes run is kept, unless --force is given. A container that no longer exists is only marked as removed.
 
     \b
-      shellback workspaces rm shellback-3f9a
-      shellback workspaces rm build --force --yes
+      shellback containers rm shellback-3f9a
+      shellback containers rm build --force --yes
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     with opened() as where:
         wanted = list({one.name: one for name in names for one in _found(where, name, ours=True)}.values())
@@ -146,13 +146,13 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
     here = [one for one in known if one.state != "removed"] or known
     for group in (here, known):
         exact = {one.name for one in group if name in {one.name, one.scope}}
-        names = exact or {the_one((one.name for one in group), name, "workspaces")}
+        names = exact or {the_one((one.name for one in group), name, "containers")}
         if begun := [one for one in group if one.name in names]:
             break
     else:
         alike = difflib.get_close_matches(name, [text for one in here for text in (one.name, one.scope)], 3)
         hint = f"did you mean {', '.join(alike)}? " if alike else ""
-        raise Refused(f"no workspace {visible_line(name)!r}: {hint}`shellback workspaces --all` lists them")
+        raise Refused(f"no container {visible_line(name)!r}: {hint}`shellback containers --all` lists them")
     if not ours:
         return begun
     mine = [one for one in begun if one.host_id == where.host_id]

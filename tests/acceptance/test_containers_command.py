@@ -1,4 +1,4 @@
-"""`shellback workspaces`: what is said of containers that are there, gone or another host's, and taking them away."""
+"""`shellback containers`: what is said of containers that are there, gone or another host's, and taking them away."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def made(place: Stage, name: str, **values: Any) -> PodmanWorkspace:
 
 
 def test_with_none_it_says_when_there_is_one(place: Stage) -> None:
-    assert "from its first command on" in told(place, "workspaces").stdout
-    assert facts(told(place, "workspaces", "--json")) == []
+    assert "from its first command on" in told(place, "containers").stdout
+    assert facts(told(place, "containers", "--json")) == []
 
 
 def test_it_lists_what_is_there_and_with_all_what_is_gone(place: Stage) -> None:
     made(place, "shellback-a")
     made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
-    for words in (("workspaces",), ("workspaces", "list")):
+    for words in (("containers",), ("containers", "list")):
         text = told(place, *words).stdout
         assert text.splitlines()[1].split() == [
             *("shellback-a", "build", "work", "running", "1.0h", "ago", "python:3.12-bookworm"),
@@ -70,7 +70,7 @@ def test_it_lists_what_is_there_and_with_all_what_is_gone(place: Stage) -> None:
         assert len(facts(told(place, *words, "--json", "--all"))) == 2
     assert "HOST" not in text
     made(place, "shellback-c", host_id="elsewhere")
-    assert "elsewhere" in told(place, "workspaces").stdout
+    assert "elsewhere" in told(place, "containers").stdout
 
 
 def test_it_shows_what_tools_did_there(place: Stage) -> None:
@@ -89,7 +89,7 @@ def test_it_shows_what_tools_did_there(place: Stage) -> None:
     ran = a_session(1, conversation_id="build", command=PYTHON, backend="podman", delivery=Delivery.SETTLED)
     place.write(sessions.claim, ran)
     place.write(sessions.finish, ran.id, EXITED)
-    shown = facts(told(place, "workspaces", "show", "shellback-a", "--json"))
+    shown = facts(told(place, "containers", "show", "shellback-a", "--json"))
     assert (shown["name"], shown["container_id"], shown["running"]) == (row.name, "c0ffee", [])
     assert [(one["did"], one["path"], one["bytes"]) for one in shown["files"]] == [
         ("created", "/workspace/a\x1b[31m", 1200),
@@ -98,36 +98,36 @@ def test_it_shows_what_tools_did_there(place: Stage) -> None:
         ("unknown", None, None),
     ]
     assert [(one["session_id"], one["end"]) for one in shown["evaluations"]] == [("s1", "exit 3")]
-    text = told(place, "workspaces", "show", "build").stdout
+    text = told(place, "containers", "show", "build").stdout
     assert "env        LANG, TERM" in text
     assert "removed /workspace/b, 3 bytes" in text
     assert "\x1b" not in text
-    assert len(facts(told(place, "workspaces", "show", "build", "--json", "-n", "1"))["files"]) == 1
+    assert len(facts(told(place, "containers", "show", "build", "--json", "-n", "1"))["files"]) == 1
 
 
 def test_a_name_that_is_wrong_is_told_with_what_was_meant(place: Stage) -> None:
     made(place, "shellback-aa")
     made(place, "shellback-ab", scope="other", host_id="elsewhere")
     made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
-    assert "did you mean build" in told(place, "workspaces", "show", "buidl").stderr
-    assert "beginning of 2 workspaces" in told(place, "workspaces", "show", "shellback-a").stderr
-    assert "was removed already" in told(place, "workspaces", "rm", "shellback-b", "--yes").stderr
-    assert "on host elsewhere" in told(place, "workspaces", "rm", "other", "--yes").stderr
-    assert "only files below SHELLBACK_CACHE" in told(place, "workspaces", "rm", "build", "--yes", "--overlay").stderr
-    assert told(place, "workspaces", "rm").returncode == 2
-    assert facts(told(place, "workspaces", "show", "shellback-b", "--json"))["state"] == "removed"
+    assert "did you mean build" in told(place, "containers", "show", "buidl").stderr
+    assert "beginning of 2 containers" in told(place, "containers", "show", "shellback-a").stderr
+    assert "was removed already" in told(place, "containers", "rm", "shellback-b", "--yes").stderr
+    assert "on host elsewhere" in told(place, "containers", "rm", "other", "--yes").stderr
+    assert "only files below SHELLBACK_CACHE" in told(place, "containers", "rm", "build", "--yes", "--overlay").stderr
+    assert told(place, "containers", "rm").returncode == 2
+    assert facts(told(place, "containers", "show", "shellback-b", "--json"))["state"] == "removed"
 
 
 def test_one_in_which_something_runs_stays_and_so_it_does_without_a_yes(place: Stage) -> None:
     made(place, "shellback-a")
     running = a_session(1, conversation_id="build", backend="podman", host_id=place.where.host_id)
     place.write(sessions.claim, running)
-    refused = told(place, "workspaces", "rm", "build", "--yes")
+    refused = told(place, "containers", "rm", "build", "--yes")
     assert refused.returncode == 2
     assert "1 process runs (s1)" in refused.stderr
     assert "--force" in refused.stderr
     place.write(sessions.finish, running.id, EXITED)
-    no = shellback(place, "workspaces", "rm", "build", typed="n\n")
+    no = shellback(place, "containers", "rm", "build", typed="n\n")
     assert (no.returncode, no.stdout) == (2, "")
     assert "Remove shellback-a, and keep the files? [y/N]" in no.stderr
     assert "nothing was removed" in no.stderr
@@ -138,7 +138,7 @@ def test_names_are_completed(place: Stage) -> None:
     made(place, "shellback-a")
     completing = {
         "_SHELLBACK_COMPLETE": "bash_complete",
-        "COMP_WORDS": "shellback workspaces rm she",
+        "COMP_WORDS": "shellback containers rm she",
         "COMP_CWORD": "3",
     }
     done = CliRunner().invoke(cli, [], env=environment(place, completing), prog_name="shellback")
@@ -158,7 +158,7 @@ async def _a_real_container(place: Stage) -> None:
     store = SqlSessionStore(place.where.database)
 
     async def command(*words: str) -> Any:
-        return await asyncio.to_thread(shellback, place, "workspaces", *words)
+        return await asyncio.to_thread(shellback, place, "containers", *words)
 
     async with Engine(store, port, backend, home=place.home, host_id=place.where.host_id) as engine:
         session = await execs.launch(engine, "echo kept >kept; echo ready; sleep 600")
@@ -198,7 +198,7 @@ def test_an_overlay_is_removed_with_its_container_when_that_is_asked_for() -> No
         (overlay.parent / ".scope.filled").write_text("1")
         kept = made(place, "shellback-a", overlay_path=str(place.workspace), scope="other")
         made(place, "shellback-o", overlay_path=str(overlay))
-        done = shellback(place, "workspaces", "rm", "build", "--yes", "--overlay", SHELLBACK_CACHE=str(cache))
+        done = shellback(place, "containers", "rm", "build", "--yes", "--overlay", SHELLBACK_CACHE=str(cache))
         assert (done.returncode, done.stdout) == (0, "shellback-o was gone already; its files too\n"), done.stderr
         assert list(overlay.parent.iterdir()) == []
         assert place.read(workspaces.find, live=True) == [kept]
