@@ -64,6 +64,11 @@ conversation_option = click.option(
 )
 
 
+workspace_option = click.option(
+    "--workspace", "-w", metavar="NAME", help="The workspace of a new conversation [default: WORKSPACE_ROOT]."
+)
+
+
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Sessions whose id begins with `incomplete`, the newest first."""
     from shellback.storage.tables import sessions

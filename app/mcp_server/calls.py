@@ -45,6 +45,7 @@ from shellback.work.errors import ApprovalSettled
 from shellback.work.hosts import hosts
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.mailbox import Workspace
 from shellback.work.queue.queues import Enqueuer, decisions_queue
 from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
@@ -112,6 +113,8 @@ class Calls:
     over: Callable[[sa.Connection, set[str]], set[str]]
     """Which of these connections are over."""
     conversation: str | None
+    workspace: Workspace | None
+    """The workspace of new conversations, and of no other if it was named."""
     bounds: Bounds
     outbox: Outbox
     beside: Sequence[Service] = ()
@@ -209,7 +212,7 @@ class Calls:
     async def _conversation(self, name: str) -> str:
         known = name in self._opened
         if time.monotonic() - self._opened.get(name, -FRESH_S) >= FRESH_S:
-            await self.database.write(requests.opened, name, self.host_id)
+            await self.database.write(requests.opened, name, self.host_id, self.workspace)
             self._opened[name] = time.monotonic()
         if not known:
             await self._settle(name)

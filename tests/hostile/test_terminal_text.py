@@ -178,11 +178,19 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "rules test": [[HOSTILE], ["--cwd", HOSTILE, "ls"]],
     "sandbox": [[], ["--json"]],
     "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
-    "send": [["-c", HOSTILE, "hi"], ["-c", "fresh", HOSTILE], ["-c", "build", "--priority", HOSTILE, "hi"]],
+    "send": [
+        ["-c", HOSTILE, "hi"],
+        ["-c", "fresh", HOSTILE],
+        ["-c", "build", "--priority", HOSTILE, "hi"],
+        ["-c", "x", "-w", HOSTILE, "hi"],
+    ],
     "stop": [[HOSTILE], [NAME]],
     "supervisor": [["--check"], [HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
+    "workspaces add": [[HOSTILE, "/none"], ["x", HOSTILE], ["x", f"/none/{HOSTILE}", "--make"]],
+    "workspaces list": [[], ["--json"]],
+    "workspaces remove": [[HOSTILE]],
 }
 
 

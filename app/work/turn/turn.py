@@ -61,6 +61,10 @@ async def nothing_left(_conversation_id: str) -> None:
     """End nothing after a turn."""
 
 
+async def bare(_deps: TurnDeps) -> None:
+    """Give a turn no workspace."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Bounds of one turn."""
@@ -87,8 +91,8 @@ class TurnRunner:
     window: int = 0
     """As of `TurnStore`."""
     outbox: Outbox = SILENT
-    equip: Callable[[TurnDeps], None] = lambda _: None
-    """Gives a turn with an open gate its shell and files."""
+    equip: Callable[[TurnDeps], Awaitable[None]] = bare
+    """Gives a turn with an open gate its workspace, shell and files."""
     shows: Shows = shows_nothing
     watch: TurnWatch = field(default_factory=TurnWatch)
     telling: Telling | None = None
@@ -170,7 +174,7 @@ class TurnRunner:
             letters=list(begun.letters),
         )
         if begun.gate:
-            self.equip(deps)
+            await self.equip(deps)
         store = TurnStore(self.database, self.enqueuer, begun.record, self.window)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
         changed = [request for request in begun.decided if request.state == "changed"]

@@ -1,0 +1,140 @@
+"""`shellback workspaces`, and an agent whose conversations work in several of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.commands import assert_refused, facts, shellback, told
+from tests.stage import Stage, stage, staged
+
+place = staged(scope="function")
+
+
+@pytest.fixture
+def policy(place: Stage) -> Path:
+    """An operator's file with a comment and a rule."""
+    file = place.home / "shellback.toml"
+    file.write_text('# mine\n[[rules]]\neffect = "deny"\nprefix = ["git", "push"]\n')
+    file.chmod(0o640)
+    return file
+
+
+def test_workspaces_are_added_listed_and_removed_and_the_rest_of_the_file_stays(place: Stage, policy: Path) -> None:
+    before = policy.read_text()
+    web, api = place.root / "web", place.root / "with 'quotes\" and \\"
+    assert told(place, "workspaces", "add", "web", str(web), "--make").stdout == f"added web: {web}\n"
+    assert facts(told(place, "workspaces", "add", "api", str(api), "--make", "--json"))["added"] is True
+    assert facts(told(place, "workspaces", "add", "web", f"{web}/../web", "--json"))["added"] is False
+    listed = facts(told(place, "workspaces", "list", "--json"))
+    assert [(one["name"], one["path"], one["problem"]) for one in listed] == [
+        ("default", str(place.workspace), None),
+        ("api", str(api), None),
+        ("web", str(web), None),
+    ]
+    assert policy.stat().st_mode & 0o777 == 0o640
+    assert told(place, "policy", "check", "git push").stdout.count('"deny"') == 1
+    for name in ("web", "api"):
+        assert "its files stay" in told(place, "workspaces", "remove", name).stdout
+    assert policy.read_text() == f"{before}\n[workspaces]\n"
+    assert web.is_dir()
+    assert_refused(told(place, "workspaces", "remove", "web"), "no workspace 'web'")
+
+
+def test_what_cannot_be_a_workspace_is_refused_with_its_cause_and_nothing_is_written(place: Stage) -> None:
+    root, web = place.root, place.root / "web"
+    facts(told(place, "workspaces", "add", "web", str(web), "--make", "--json"))
+    file = place.home / "shellback.toml"
+    before = file.read_text()
+    inside, link, plain, closed = web / "inside", root / "link", root / "plain", root / "closed"
+    inside.mkdir()
+    link.symlink_to(web)
+    plain.write_text("")
+    closed.mkdir(mode=0o700)
+    for name, path, cause in (
+        ("default", root / "x", "is no name for a workspace"),
+        ("a b", root / "x", "is no name for a workspace"),
+        ("../x", root / "x", "is no name for a workspace"),
+        ("x\x1b[31m", root / "x", "is no name for a workspace"),
+        ("x" * 41, root / "x", "is no name for a workspace"),
+        ("x", root / "missing", "is no directory: create it, or give --make"),
+        ("x", plain, "is no directory"),
+        ("x", web, "is workspace web already"),
+        ("x", link, "is workspace web already"),
+        ("x", inside, f"workspace web ({web}) contains it"),
+        ("x", place.workspace, "is workspace default already"),
+        ("x", place.workspace / "y", f"workspace default ({place.workspace}) contains it"),
+        ("x", root, f"workspace default ({place.workspace}) is in it"),
+        ("x", place.home, "is hidden from sandboxes"),
+        ("x", Path("/"), "/ is too much of the machine"),
+        ("x", Path("/usr/lib"), "sandboxes have a /usr of their own"),
+        ("web", root / "other", f"workspace web is {web}, and its conversations stay there: remove it first"),
+    ):
+        assert_refused(told(place, "workspaces", "add", name, str(path)), cause)
+    if os.geteuid() == 0:
+        assert_refused(shellback(place, "workspaces", "add", "x", str(closed)), "no write permission")
+    assert file.read_text() == before
+
+
+def test_a_file_that_names_workspaces_in_a_wrong_way_is_refused_with_its_line(place: Stage) -> None:
+    file, web = place.home / "shellback.toml", place.root / "web"
+    web.mkdir()
+    for text, cause in (
+        (f'[workspaces]\nweb = "{web}"\nhere = "."\n', ":3: here: '.' is not absolute"),
+        (f'[workspaces]\n"a/b" = "{web}"\n', ":2: a/b: no name of a workspace"),
+        ("[workspaces]\nweb = 3\n", ":2: web: it is 3"),
+        ('workspaces = "x"\n', "write a table"),
+        (f'[workspaces]\nweb = "{web}"\nalso = "{web}"\n', "is workspace web already"),
+    ):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert_refused(shellback(place, "policy", "explain", "ls"), cause)
+    assert_refused(shellback(place, "worker"), "is workspace web already")
+    file.write_text(f'workspaces = {{ web = "{web}" }}\n')
+    told(place, "workspaces", "list")
+    assert_refused(told(place, "workspaces", "remove", "web"), "change its table [workspaces] yourself")
+
+
+def test_conversations_of_an_agent_work_in_their_own_workspaces_and_say_so() -> None:
+    with stage() as place:
+        web = place.root / "web"
+        facts(told(place, "workspaces", "add", "web", str(web), "--make", "--json"))
+        place.hire()
+        assert_refused(shellback(place, "send", "-c", "shop", "-w", "nowhere", "hi"), "there is no workspace 'nowhere'")
+        for talk, more in (("shop", ("-w", "web")), ("plain", ())):
+            facts(shellback(place, "send", "-c", talk, *more, "$ echo nonce > here; pwd", "--json"))
+            request = place.pending(talk)
+            shown = told(place, "approvals", "show", request.id).stdout
+            assert (f"workspace: web ({web})" in shown) is (talk == "shop")
+            assert "WORKSPACE" in told(place, "approvals", "list").stdout or talk == "plain"
+            place.decide(request)
+            place.until("the answer", lambda talk=talk: place.answers(conversation=talk))
+        assert (web / "here").exists()
+        assert (place.workspace / "here").exists()
+        assert str(web) in place.answers(conversation="shop")[-1]
+        refused = shellback(place, "send", "-c", "shop", "--workspace", "default", "hi")
+        assert_refused(refused, f"conversation shop works in workspace web ({web}) since its start", "--conversation")
+        listed = {one["id"]: one["workspace"] for one in facts(told(place, "conversations", "list", "--json"))}
+        assert listed == {"shop": "web", "plain": "default"}
+        assert "WORKSPACE" in told(place, "conversations", "list").stdout
+        assert "workspace web" in told(place, "conversations", "show", "shop").stdout
+        assert "WORKSPACE" in told(place, "ps", "--all").stdout
+        assert "shop  in web" in told(place, "audit", "-e", "used").stdout
+        counts = {one["name"]: one["conversations"] for one in facts(told(place, "workspaces", "list", "--json"))}
+        assert counts == {"default": 1, "web": 1}
+
+        assert_refused(told(place, "workspaces", "remove", "web"), "1 conversation work in web", "--force")
+        facts(told(place, "workspaces", "remove", "web", "--force", "--json"))
+        assert "not configured any more" in told(place, "workspaces", "list").stdout
+        item = place.send("$ touch there", "shop")
+        assert "workspace web, in which this conversation works, is not configured any more" in place.answer(item)
+        assert place.requests() == []
+        for there in (web, place.workspace):
+            assert not (there / "there").exists()
+        # A conversation in another workspace does not notice.
+        item = place.send("$ touch there", "plain")
+        place.approve("plain")
+        place.answer(item)
+        assert (place.workspace / "there").exists()
