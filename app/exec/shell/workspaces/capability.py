@@ -97,7 +97,11 @@ class WorkspaceCapability(AbstractCapability[Any]):
         self._made = made
         self.id = "shellback_workspace"
         own = Ground(engine=engine, policy=policy, files=files)
-        self._ground = ground or (lambda _: own)
+
+        def here(_: RunContext[Any]) -> Ground | str:
+            return own
+
+        self._ground = ground or here
         self._enabled = enabled
         self._name = name or workspace_id(engine)
         self._place = place
