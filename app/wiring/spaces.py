@@ -116,14 +116,17 @@ class Benches:
         self._one = asyncio.Lock()
 
     async def of(self, conversation_id: str) -> Bench:
-        """The bench in the workspace of a conversation; never that of another workspace.
+        """The bench of a conversation, and raises as `at`."""
+        return await self.at(await self._database.read(workspace_of, conversation_id) or Workspace())
+
+    async def at(self, workspace: Workspace) -> Bench:
+        """The bench in the workspace to which a conversation is bound; never that of another workspace.
 
         Raises:
             BackendUnavailable: Commands cannot run there.
             PolicyUnusable: The operator's file cannot be read.
             WorkspaceUnusable: The workspace is missing, has moved, cannot be written, or is not configured any more.
         """
-        workspace = await self._database.read(workspace_of, conversation_id) or Workspace()
         path = workspace.path or self._root
         if workspace.path:
             await asyncio.to_thread(path_of, self._settings, workspace)

@@ -304,7 +304,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             pending_limit=settings.pending_approvals,
             window=settings.history_messages,
             outbox=outbox,
-            equip=lambda deps: settle(deps, equipment.benches.of),
+            equip=partial(settle, ground_at=equipment.benches.at),
             shows=live.any,
             watch=watches.turns,
             telling=telling,

@@ -89,7 +89,7 @@ def open_conversation(
     while row is None:  # an idle conversation may be pruned between the two statements
         insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
-    if workspace is not None and (bound := _workspace(row)) != workspace:
+    if workspace is not None and (bound := bound_to(row)) != workspace:
         raise InvalidRequest(
             f"conversation {conversation_id} works in workspace {bound} since its start, not in {workspace}: leave"
             " --workspace out, or give another name with --conversation"
@@ -100,10 +100,11 @@ def open_conversation(
 def workspace_of(conn: sa.Connection, conversation_id: str) -> Workspace | None:
     """The workspace to which a conversation is bound; None if there is no such conversation."""
     row = conn.execute(_BOUND, {"id": conversation_id}).one_or_none()
-    return None if row is None else _workspace(row)
+    return None if row is None else bound_to(row)
 
 
-def _workspace(row: sa.Row[Any] | sa.Row[Any, Any]) -> Workspace:
+def bound_to(row: sa.Row[Any] | sa.Row[Any, Any]) -> Workspace:
+    """The workspace of the conversation that has this row."""
     return Workspace(row.workspace, row.workspace_path) if row.workspace else Workspace()
 
 

@@ -19,6 +19,7 @@ from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
 from shellback.exec.shell.workspaces.authority import ByCall, guarded
 from shellback.exec.shell.workspaces.ground import Ground
+from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import fenced
 
@@ -31,10 +32,10 @@ def place_in_turn() -> int:
     return DBOS.step_id or 0
 
 
-async def settle(deps: TurnDeps, ground_of: Callable[[str], Awaitable[Ground]]) -> None:
+async def settle(deps: TurnDeps, workspace: Workspace, ground_at: Callable[[Workspace], Awaitable[Ground]]) -> None:
     """Give a turn the workspace of its conversation, with shell and files; or the reason why it has none."""
     try:
-        deps.ground = ground = await ground_of(deps.conversation_id)
+        deps.ground = ground = await ground_at(workspace)
     except ExecError as error:
         deps.ground = str(error)
     else:

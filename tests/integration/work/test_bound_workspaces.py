@@ -28,6 +28,7 @@ from shellback.work.errors import InvalidRequest
 from shellback.work.queue.mailbox import Workspace, workspace_of
 from tests import sandboxes
 from tests.commands import facts, told
+from tests.podmans import contained
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,12 @@ def on(database_url: str) -> Generator[Stage]:
 def boxed() -> Generator[Stage]:
     sandboxes.needed()
     with stage(BACKEND="bubblewrap") as made_one:
+        yield made_one
+
+
+@pytest.fixture
+def canned() -> Generator[Stage]:
+    with contained("podman") as made_one:
         yield made_one
 
 
@@ -256,3 +263,20 @@ async def test_shells_of_two_workspaces_start_in_their_own(on: Stage) -> None:
             with contextlib.suppress(KeyError):
                 await called(on, calls, talk, "process_kill", key="k", session_id=session)
     shutil.rmtree(web)
+
+
+async def test_each_workspace_is_that_of_the_containers_of_its_conversations(canned: Stage) -> None:
+    on = canned
+    web = added(on, "web")
+    await asyncio.to_thread(web.chmod, 0o775)
+    begun(on, "in.web", "web")
+    async with connected(on) as calls:
+        for talk in ("in.web", "plain"):
+            line = f"pwd; echo {talk} > made"
+            done = await called(on, calls, talk, "execute", command=line)
+            assert done.texts[0].startswith("/workspace\n"), done.texts
+            read = await called(on, calls, talk, "read_file", key="r", path="/workspace/made")
+            assert talk in read.texts[0]
+    assert [(place / "made").read_text() for place in (web, on.workspace)] == ["in.web\n", "plain\n"]
+    rows = {one["scope"]: one["overlay_path"] for one in facts(told(on, "containers", "--json"))}
+    assert rows == {"in.web": str(web), "plain": str(on.workspace)}
