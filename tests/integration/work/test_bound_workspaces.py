@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
+from pydantic_ai.workspaces import WorkspaceUnavailableError
 
 from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.policy.commands import proposal_for
+from shellback.exec.shell.workspaces.capability import WorkspaceCapability
 from shellback.mcp_server import requests
 from shellback.mcp_server.answer import Answer, Asked
 from shellback.mcp_server.calls import Calls
@@ -22,10 +26,13 @@ from shellback.storage.tables import audit, conversations
 from shellback.storage.tables import rules as saved_rules
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose, made
+from shellback.wiring.equipping import equipped
 from shellback.wiring.spaces import bound
 from shellback.work.approvals import approvals
 from shellback.work.errors import InvalidRequest
 from shellback.work.queue.mailbox import Workspace, workspace_of
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
 from tests import sandboxes
 from tests.commands import facts, told
 from tests.podmans import contained
@@ -280,3 +287,33 @@ async def test_each_workspace_is_that_of_the_containers_of_its_conversations(can
     assert [(place / "made").read_text() for place in (web, on.workspace)] == ["in.web\n", "plain\n"]
     rows = {one["scope"]: one["overlay_path"] for one in facts(told(on, "containers", "--json"))}
     assert rows == {"in.web": str(web), "plain": str(on.workspace)}
+
+
+async def test_code_of_tools_works_in_the_workspace_of_its_turn_or_in_none(boxed: Stage) -> None:
+    on = boxed
+    web = added(on, "web")
+    bound_to_web = bound(on.settings, "web")
+    equipment = equipped(on.where, choose(on.settings).backend, on.enqueuer, blocks=True)
+    tools = WorkspaceCapability(
+        equipment.engine, equipment.policy, equipment.files, ground=ground_in_turn, place=place_in_turn
+    )
+
+    async def turn(workspace: Workspace) -> tuple[TurnDeps, Any]:
+        times = {"began_at": time.time(), "seconds": 60.0}
+        deps = TurnDeps(conversation_id=f"in.{workspace.name}", turn_id="", epoch=0, gate=True, **times)
+        await settle(deps, workspace, equipment.benches.at)
+        return deps, tools.get_workspace(cast("Any", SimpleNamespace(deps=deps, conversation_id="")), ref=None)
+
+    async with equipment.engine:
+        for workspace, place in ((bound_to_web, web), (Workspace(), on.workspace)):
+            deps, there = await turn(workspace)
+            assert deps.async_shell is not None
+            assert (await deps.async_shell.execute("pwd")).stdout == f"{place}\n"
+            assert deps.async_filesystem is not None
+            assert await deps.async_filesystem.realpath(".") == str(place)
+            assert await there.working_dir() == str(place)
+        facts(told(on, "workspaces", "remove", "web", "--json"))
+        deps, there = await turn(bound_to_web)
+        assert (deps.async_shell, deps.shell, deps.filesystem) == (None, None, None)
+        with pytest.raises(WorkspaceUnavailableError, match="not configured any more"):
+            await there.run(["true"])
