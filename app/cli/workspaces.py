@@ -174,6 +174,8 @@ def _problem(settings: Settings, path: Path, others: dict[str, Path] | None) -> 
     real = Path(os.path.realpath(path))
     if others is not None and (why := objection(settings, real, others)) is not None:
         return why
+    if others is not None and not real.is_dir():
+        return f"{path} is missing or no directory: create it, or remove the workspace"
     try:
         Runner(exec_uid=settings.exec_uid).check(real, given=path)
     except (ExecError, OSError) as error:
