@@ -24,7 +24,12 @@ def all_checks(settings: Settings) -> list[Check]:
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
     backend = program.sandbox(settings)
     held = any(one.name == "sandbox" for one in backend)
-    found += [*backend, *program.policy(settings, sandboxed=held), program.telemetry(settings)]
+    found += [
+        *backend,
+        *program.workspaces(settings),
+        *program.policy(settings, sandboxed=held),
+        program.telemetry(settings),
+    ]
     # First, in a process of its own: a disk that hangs would block this process too.
     home = filesystem("state directory", settings.shellback_home)
     if "does not answer" in home.text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,6 +13,7 @@ from shellback.settings import Settings, shown_url
 from shellback.telemetry.watches import missing
 from shellback.wiring import agency
 from shellback.wiring.choice import Choice, a_workspace, choose
+from shellback.wiring.spaces import named
 
 _SHOWN: Final = 3
 HOST: Final = "approve with care: an approved command can do everything that this user can"
@@ -26,6 +28,12 @@ def gate(settings: Settings) -> Check:
 
 def model(settings: Settings) -> Check:
     """Whether agent and model can be used."""
+    with contextlib.suppress(ExecError):  # `workspaces` says it
+        return _model(settings)
+    return Check("agent", "fail", "not checked, because the named workspaces cannot be used")
+
+
+def _model(settings: Settings) -> Check:
     try:
         agent = agency.agent_with(settings, [])
     except AgentUnavailable as error:
@@ -39,6 +47,19 @@ def model(settings: Settings) -> Check:
     if settings.model == "offline":
         return Check("model", "ok", "offline: a stand-in for tests, not a language model")
     return Check("model", "ok", settings.model)
+
+
+def workspaces(settings: Settings) -> list[Check]:
+    """The named workspaces, if there are any."""
+    try:
+        found = named(settings)
+    except ExecError as error:
+        return [Check("workspaces", "fail", str(error))]
+    missing = [f"{name} ({path})" for name, path in found.items() if not path.is_dir()]
+    if missing:
+        text, remedy = f"missing: {', '.join(missing)}", "create the directory, or `shellback workspaces remove NAME`"
+        return [Check("workspaces", "warn", text, remedy)]
+    return [Check("workspaces", "ok", f"default, {', '.join(found)}")] if found else []
 
 
 def sandbox(settings: Settings) -> list[Check]:

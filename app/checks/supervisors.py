@@ -203,7 +203,7 @@ def _unlisted(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
     try:
         lost = [name for name, home in made_by.engine.made() if not os.path.isdir(home)]
     except BackendUnavailable as error:
-        yield f"{name} cannot list containers: {error}", "follow that message; see also `shellback workspaces`"
+        yield f"{name} cannot list containers: {error}", "follow that message; see also `shellback containers`"
         return
     if lost:
         yield f"no state directory for {_names(lost)}", f"`{name} rm --force {' '.join(lost[:_NAMED])}`"

@@ -109,6 +109,9 @@ def _table(found: Sequence[Request]) -> list[str | Cells]:
         "TOOL": "tool_name",
         "WHAT": lambda one: Whole(_what(one)),
     }
+    if any("workspace" in one.display for one in found):
+        headings["WORKSPACE"] = lambda one: str(one.display.get("workspace", "default")).partition(" ")[0]
+        headings["WHAT"] = headings.pop("WHAT")
     return [table_of(found, headings)] if found else ["nothing waits for approval"]
 
 

@@ -96,6 +96,7 @@ class Approving:
         """
         from shellback.exec.policy.rules.remember import rules_for
         from shellback.exec.tools.registry import tool_named
+        from shellback.wiring.spaces import named
         from shellback.work.approvals import approvals as requests
 
         request = self.where.database.read_now(requests.get, request_id)
@@ -104,7 +105,10 @@ class Approving:
         display = request.display
         kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
-            self.where.settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates
+            self.where.settings,
+            Path(str(display.get("cwd"))),
+            sandboxed=kind is None or kind.isolates,
+            also=named(self.where.settings).values(),
         )
         facts = Facts(
             command=str(display.get("command")),

@@ -35,9 +35,13 @@ def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]
       shellback audit -c build -e used
       shellback audit --json -e refused | jq -r .reason
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.queue.standing import named_workspaces
+
     with opened() as where:
+        named = where.database.read_now(named_workspaces)
         for entry in _rows(where, conversation, since, wanted):
-            show(asdict(entry), folded(_lines(entry), columns()))
+            place = named.get(entry.conversation_id or "")
+            show({**asdict(entry), "workspace": place}, folded(_lines(entry, place), columns()))
 
 
 def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:
@@ -54,10 +58,11 @@ def _rows(where: Place, conversation: str | None, since: float | None, wanted: t
         number = found[-1].id
 
 
-def _lines(entry: Entry) -> list[str]:
+def _lines(entry: Entry, workspace: str | None) -> list[str]:
     by = f"by {visible_line(entry.done_by)}" if entry.done_by else ""
     through = f"through {entry.surface}" if entry.surface else ""
-    what = (entry.conversation_id, entry.request_id or entry.rule, entry.session_id, entry.tool, by, through)
+    place = f"in {workspace}" if workspace else ""
+    what = (entry.conversation_id, place, entry.request_id or entry.rule, entry.session_id, entry.tool, by, through)
     head = f"{stamp(entry.at)}  {coloured(f'{entry.event:13}')}  {'  '.join(visible_line(one) for one in what if one)}"
     told = {"because": entry.reason, **(entry.facts or {})}
     lines = [head.rstrip()]

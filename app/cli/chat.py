@@ -15,6 +15,7 @@ import click
 from shellback.cli.approvals import wanted
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
+from shellback.cli.options import workspace_option
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, load_settings, opened
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
     from shellback.work.approvals.approvals import Decision, Request, Scope
     from shellback.work.approvals.sending import Sent
+    from shellback.work.queue.mailbox import Workspace
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.queue.stream import Event
 
@@ -54,8 +56,9 @@ HELP: Final = (
 @click.option(
     "--conversation", "-c", default="main", show_default=True, metavar="NAME", help="Name of the conversation."
 )
+@workspace_option
 @click.option("--interrupt", is_flag=True, help="Each message denies the calls that wait for approval.")
-def chat(conversation: str, interrupt: bool) -> None:
+def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
     """Talk to the agent: streamed answers, approvals at the prompt, wakes.
 
     If no worker is alive, chat starts one as a child and stops it at the end. Processes keep running.
@@ -69,10 +72,13 @@ def chat(conversation: str, interrupt: bool) -> None:
 
     \b
       ENABLE_EXECUTE=true shellback chat
+      shellback chat -c shop -w web         begin a conversation in the workspace web
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.wiring import wiring
+    from shellback.wiring.spaces import bound
     from shellback.work.approvals.sending import require_name
+    from shellback.work.queue.mailbox import workspace_of
 
     require_name(conversation)
     settings = load_settings()
@@ -80,26 +86,35 @@ def chat(conversation: str, interrupt: bool) -> None:
         if not worker_lives(where):
             make_default(settings)
             check_workspace(settings)
+        wanted = known = where.database.read_now(workspace_of, conversation)
+        if workspace is not None:
+            wanted = bound(settings, workspace)
+        if known not in {None, wanted}:
+            raise Refused(
+                f"conversation {conversation} works in workspace {known} since its start, not in {wanted}: leave"
+                " --workspace out, or give another name with --conversation"
+            )
         with a_worker(where) as ours, wiring.enqueuing(where) as enqueuer:
             person = sys.stdin.isatty() and sys.stdout.isatty()
             if person:
-                _greet(conversation, settings, ours=ours is not None)
+                _greet(conversation, settings, wanted, ours=ours is not None)
             if ours is not None and ours.on_the_host and settings.enable_execute:
                 click.echo(f"commands run on the host, without a sandbox: {ours.on_the_host}", err=not person)
-            talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours)
+            talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours, workspace=wanted)
             code = talk.with_a_person() if person else talk.with_a_pipe()
             if person and ours is not None:
                 click.echo("stopping the worker; a running turn ends first, processes keep running")
     sys.exit(code)
 
 
-def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
+def _greet(conversation: str, settings: Settings, workspace: Workspace | None, *, ours: bool) -> None:
     worker = "its own worker" if ours else "the running worker"
     answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
     click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D leaves")
     if settings.enable_execute:
         but = "" if settings.auto_approve == "off" else ", except read-only ones in a sandbox"
-        click.echo(f"commands run in {settings.workspace_root}; each needs approval{but}")
+        place = workspace if workspace is not None and workspace.path else settings.workspace_root
+        click.echo(f"commands run in {place}; each needs approval{but}")
     else:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 
@@ -120,6 +135,7 @@ class Talk:
     by: str
     interrupt: bool
     child: WorkerChild | None
+    workspace: Workspace | None = None
 
     def __post_init__(self) -> None:
         from shellback.work.queue import stream
@@ -244,6 +260,7 @@ class Talk:
             host_id=self.where.host_id,
             interrupt=self.interrupt,
             by=self.by,
+            workspace=self.workspace,
         )
         self._own.add(sent.item_id)
         return sent

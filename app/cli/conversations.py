@@ -49,6 +49,7 @@ def conversations() -> None:
 def list_(limit: int) -> None:
     """List conversations, the most recently active first."""
     from shellback.work.queue import standing
+    from shellback.work.queue.mailbox import DEFAULT
 
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
@@ -63,6 +64,8 @@ def list_(limit: int) -> None:
         "APPROVALS": "pending_approvals",
         "PROCESSES": "live_sessions",
     }
+    if any(one.workspace != DEFAULT for one in found):
+        columns["WORKSPACE"] = "workspace"
     if silent:
         columns["HOST"] = lambda one: f"{silent[one.host_id].name}, silent" if one.host_id in silent else None
     lines = [*table_lines(found, columns), *fresh.lines(), *([ADOPT] if silent else [])]
@@ -156,7 +159,7 @@ def find_conversation(where: Place, name: str) -> Standing:
 def _heading(one: Standing, total: int) -> str:
     blocked = f", blocked: {one.blocked_reason}" if one.blocked_reason else ""
     return (
-        f"conversation {one.id}: {one.state}{blocked}; {total:,} messages, "
+        f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}, {total:,} messages, "
         f"{one.unread} unread, {one.pending_approvals} approvals pending, {one.live_sessions} processes"
     )
 

@@ -8,10 +8,12 @@ import importlib.util
 import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from shellback.cli.options import workspace_option
 from shellback.cli.shared import Refused, known_error, load_settings
 from shellback.log import configure
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from shellback.mcp_server.answer import Hands
     from shellback.mcp_server.front import Offer
     from shellback.settings import Settings
+    from shellback.work.queue.mailbox import Workspace
 
 
 TASK_AFTER: Final = click.option(
@@ -35,7 +38,8 @@ TASK_AFTER: Final = click.option(
 @click.option("--conversation", "-c", metavar="NAME", help="The conversation of the calls [one per client, workspace].")
 @click.option("--tools", "chosen", metavar="GROUPS", help="exec,process,session,workspace,watch [all but watch].")
 @TASK_AFTER
-def mcp(conversation: str | None, chosen: str | None, task_after: float) -> None:
+@workspace_option
+def mcp(conversation: str | None, chosen: str | None, task_after: float, workspace: str | None) -> None:
     """Offer the tools to a client of the Model Context Protocol, on standard input and output.
 
     The client starts this command. Calls are those of the tools that agents have: same limits, policy, approvals and
@@ -45,6 +49,7 @@ def mcp(conversation: str | None, chosen: str | None, task_after: float) -> None
     \b
       shellback mcp
       shellback mcp --conversation build --tools exec,process
+      shellback mcp --workspace web
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
@@ -53,9 +58,15 @@ def mcp(conversation: str | None, chosen: str | None, task_after: float) -> None
     from shellback.mcp_server.stdio import NotAClient
 
     groups = listing.DEFAULT if chosen is None else groups_of(chosen)
+    wanted = None
+    if workspace is not None:
+        from shellback.wiring.spaces import bound
+
+        wanted = bound(settings, workspace)
     offer = offered(
         settings,
-        enter=lambda: _opened(settings),
+        workspace=Path(wanted.path) if wanted and wanted.path else settings.workspace_root,
+        enter=lambda: _opened(settings, conversation, wanted),
         conversation=conversation,
         groups=groups,
         task_after_s=task_after,
@@ -90,13 +101,15 @@ def groups_of(chosen: str) -> tuple[str, ...]:
     return groups
 
 
-def offered(settings: Settings, *, enter: Callable[[], AbstractContextManager[Hands]], **more: Any) -> Offer:
-    """What these settings offer to clients; `more` is for this one."""
+def offered(
+    settings: Settings, workspace: Path, *, enter: Callable[[], AbstractContextManager[Hands]], **more: Any
+) -> Offer:
+    """What these settings offer to clients in a workspace; `more` is for this one."""
     from shellback.mcp_server.front import Offer
 
     return Offer(
         home=settings.shellback_home,
-        workspace=settings.workspace_root,
+        workspace=workspace,
         gate=settings.enable_execute,
         switches=f"{settings.session_tools} {settings.shell_tool} {settings.workspace_tools}",
         enter=enter,
@@ -113,14 +126,18 @@ async def _until_it_is_gone(offer: Offer) -> None:
 
 
 @contextlib.contextmanager
-def _opened(settings: Settings) -> Generator[Hands]:
+def _opened(settings: Settings, conversation: str | None, wanted: Workspace | None) -> Generator[Hands]:
     from shellback.orders import note_workspace
     from shellback.wiring import wiring
     from shellback.wiring.choice import choose
+    from shellback.wiring.spaces import path_of
+    from shellback.work.queue.mailbox import Workspace, workspace_of
 
     wiring.arm_crash_points(settings)
     with wiring.place(settings) as where:
-        backend = choose(settings).backend
-        with wiring.mcp_calls(where, backend) as calls:
+        known = None if conversation is None else where.database.read_now(workspace_of, conversation)
+        # Of another one than the wanted one each call says so.
+        backend = choose(settings, path_of(settings, wanted or known or Workspace())).backend
+        with wiring.mcp_calls(where, backend, wanted) as calls:
             note_workspace(where.home, backend.workspace)
             yield calls

@@ -77,6 +77,11 @@ conversation_option = click.option(
 )
 
 
+workspace_option = click.option(
+    "--workspace", "-w", metavar="NAME", help="The workspace of a new conversation [default: WORKSPACE_ROOT]."
+)
+
+
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Sessions whose id begins with `incomplete`, the newest first."""
     from shellback.storage.tables import sessions
@@ -84,7 +89,7 @@ def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return _names(sessions.c.id, incomplete, newest=sessions.c.created_at)
 
 
-def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+def container_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Containers whose name begins with `incomplete`."""
     from shellback.storage.tables import workspaces
 

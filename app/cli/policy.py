@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
@@ -40,7 +40,7 @@ profile_option = click.option(
 cwd_option = click.option(
     "--cwd",
     metavar="DIR",
-    help="Directory in which the command would start. One outside WORKSPACE_ROOT is treated as the workspace."
+    help="Directory in which the command would start. One outside all workspaces is treated as the workspace."
     " Default: the current directory.",
 )
 
@@ -112,14 +112,15 @@ def _judge(profile: str, cwd: str | None) -> Judged:
     from shellback.exec.policy.judge import by_rules, judged
     from shellback.exec.policy.rules.enforced import outside
     from shellback.exec.policy.rules.file import load
+    from shellback.wiring.spaces import named
 
     settings = load_settings()
-    rules = load(settings.policy)
+    rules, also = load(settings.policy), [*named(settings).values()]
     sandboxed = profile == "sandbox"
 
     @functools.lru_cache(maxsize=64)
     def place_of(directory: Path) -> Surroundings:
-        found = around(settings, directory, sandboxed=sandboxed)
+        found = around(settings, directory, sandboxed=sandboxed, also=also)
         return replace(found, allowed=(*found.allowed, *rules.tiers.allowed_paths))
 
     def judge(command: str, directory: str | None) -> Judgement:
@@ -145,13 +146,14 @@ def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agen
     )  # fmt: skip
 
 
-def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
-    """The surroundings of a command in `cwd`."""
+def around(settings: Settings, cwd: Path, *, sandboxed: bool, also: Iterable[Path] = ()) -> Surroundings:
+    """The surroundings of a command in `cwd`; `also` are the named workspaces."""
     hidden = settings.hidden
-    workspace = settings.workspace_root.resolve()
+    places = [settings.workspace_root.resolve(), *also]
     real = cwd.resolve()
     of_the_system = str(real) == "/" or any(real.is_relative_to(place) for place in _SYSTEM)
-    root = workspace if real.is_relative_to(workspace) or of_the_system else real
+    inside = next((place for place in places if real.is_relative_to(place)), None)
+    root = inside or (places[0] if of_the_system else real)
     return Surroundings(
         cwd=real,
         allowed=(root, *settings.readable) if sandboxed else (root,),

@@ -93,11 +93,15 @@ def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, 
     from shellback.cli.findings import open_line
     from shellback.client.freshness import Freshness
 
+    columns = dict(_COLUMNS)
+    if named := where.database.read_now(_workspaces):
+        columns["WORKSPACE"] = lambda one: named.get(one.conversation_id, "default")
+        columns["COMMAND"] = columns.pop("COMMAND")
     none = "no processes" if everything else "no running processes (--all includes ended ones)"
     waiting = where.database.read_now(_behind_blocks)
     said = open_line(where, conversation)
     return [
-        table_of(found, _COLUMNS) if found else none,
+        table_of(found, columns) if found else none,
         *(
             f"{row['unread']} unread in {visible_line(row['conversation'])}, blocked: {row['reason']}"
             for row in waiting
@@ -105,6 +109,12 @@ def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, 
         *Freshness(where, (one.host_id for one in found if one.live)).lines(),
         *([said] if said else []),
     ]
+
+
+def _workspaces(conn: Any) -> dict[str, str]:
+    from shellback.work.queue import standing
+
+    return standing.named_workspaces(conn)
 
 
 def _how(end: SessionEnd) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.asking import asking
+from shellback.cli.options import workspace_option
 from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, show, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import folded, visible_line
@@ -35,9 +36,12 @@ NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shel
     "--interrupt", is_flag=True, help="Deny the calls that wait for approval, so that the message is handled at once."
 )
 @click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds for --wait.")
+@workspace_option
 @json_option
 @click.argument("text")
-def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout: float, text: str) -> None:
+def send(
+    conversation: str, wait: bool, priority: str, interrupt: bool, timeout: float, workspace: str | None, text: str
+) -> None:
     """Send TEXT to a conversation; "-" reads TEXT from standard input.
 
     The message is stored and its turn is enqueued before the command returns, whether or not a worker runs.
@@ -47,11 +51,13 @@ def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout:
 
     \b
       shellback send -c build --wait '$ make -j4 &'
+      shellback send -c shop -w web 'Run the tests.'       begins shop in the workspace web
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     how: dict[str, Any] = {"priority": priority.upper(), "waiting": wait, "interrupt": interrupt, "by": me()}
+    how |= {} if workspace is None else {"workspace": workspace}
     code = 0
     with asking() as ask:
         # The key makes a repeat change nothing, when a worker ends before it answers.
@@ -80,11 +86,17 @@ def send(conversation: str, wait: bool, priority: str, interrupt: bool, timeout:
     sys.exit(code)
 
 
-def deliver(where: Place, *, conversation: str, text: str, priority: str, **how: Any) -> dict[str, Any]:
+def deliver(
+    where: Place, *, conversation: str, text: str, priority: str, workspace: str | None = None, **how: Any
+) -> dict[str, Any]:
     """Store a message; what was stored, who will not read it soon, and whether no worker runs."""
     from shellback.client import messages
     from shellback.wiring import wiring
 
+    if workspace is not None:
+        from shellback.wiring.spaces import bound
+
+        how["workspace"] = bound(where.settings, workspace)
     with wiring.enqueuing(where) as enqueuer:
         return asdict(messages.deliver(where, enqueuer, conversation=conversation, text=text, priority=priority, **how))
 

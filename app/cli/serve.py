@@ -83,7 +83,9 @@ def serve(
         backend = choose(settings).backend
         with wiring.mcp_calls(where, backend) as calls:
             note_workspace(where.home, backend.workspace)
-            offer = offered(settings, enter=lambda: contextlib.nullcontext(calls), task_after_s=task_after)
+            offer = offered(
+                settings, settings.workspace_root, enter=lambda: contextlib.nullcontext(calls), task_after_s=task_after
+            )
             try:
                 asyncio.run(_serve(where, offer, address, known))
             except CannotListen as error:

@@ -24,6 +24,7 @@ from shellback.storage.db import Database
 from shellback.work.hosts import hosts
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.mailbox import Workspace
 from shellback.work.queue.queues import Enqueuer, decisions_queue
 from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
@@ -53,6 +54,8 @@ class Calls:
     """Compares and raises the count that the database and the state directory keep. Blocks."""
     connections: Connections
     """Where this process is known to live, and those of others."""
+    workspace: Workspace | None
+    """The workspace of new conversations, and of no other if it was named."""
     bounds: Bounds
     outbox: Outbox
     beside: Sequence[Service] = ()

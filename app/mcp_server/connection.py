@@ -156,7 +156,7 @@ class Connection:
 
     async def _conversation(self, name: str) -> str:
         if time.monotonic() - self._opened.get(name, -FRESH_S) >= FRESH_S:
-            await self.calls.database.write(requests.opened, name, self.calls.host_id)
+            await self.calls.database.write(requests.opened, name, self.calls.host_id, self.calls.workspace)
             self._opened[name] = time.monotonic()
             await self.calls.tasks.resume(self, name)
             await self._settle(name)

@@ -23,6 +23,7 @@ from shellback.work.approvals.sending import require_name
 from shellback.work.errors import InvalidRequest
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
+from shellback.work.queue.mailbox import Workspace
 from shellback.work.queue.queues import Enqueuer
 
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -36,14 +37,15 @@ def name_for(client: str, workspace: Path, host_id: str) -> str:
     return ".".join(("mcp", *filter(None, said), digest))
 
 
-def opened(conn: sa.Connection, name: str, host_id: str) -> None:
-    """Have the conversation exist for MCP clients.
+def opened(conn: sa.Connection, name: str, host_id: str, workspace: Workspace | None = None) -> None:
+    """Have the conversation exist for MCP clients; a new one works in `workspace`.
 
     Raises:
-        InvalidRequest: The name is not acceptable, or the conversation is an agent's or another host's.
+        InvalidRequest: The name is not acceptable, or the conversation is an agent's or another host's, or works in
+            another workspace.
     """
     require_name(name)
-    row = mailbox.open_conversation(conn, name, host_id=host_id, driver=mailbox.MCP)
+    row = mailbox.open_conversation(conn, name, host_id=host_id, driver=mailbox.MCP, workspace=workspace)
     if row.driver != mailbox.MCP:
         raise InvalidRequest(f"conversation {name} belongs to an agent: give another name with --conversation")
     if row.host_id != host_id:

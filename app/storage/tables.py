@@ -38,6 +38,8 @@ conversations: Final = sa.Table(
     sa.Column("stop_turn", sa.String(200)),  # the turn that a person wants to end at its next step
     sa.Column("stop_by", sa.String(100)),
     sa.Column("driver", sa.String(16), nullable=False, server_default="agent"),  # agent, mcp
+    sa.Column("workspace", sa.String(64)),  # its name; without one, WORKSPACE_ROOT
+    sa.Column("workspace_path", sa.Text),  # its path when the conversation began, without symlinks
 )
 
 history_records: Final = sa.Table(

@@ -22,14 +22,17 @@ def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any
     Raises:
         AgentUnavailable: `AGENT` cannot be used.
         ModelUnavailable: The model cannot be used.
+        PolicyUnusable: The operator's file, which names workspaces, cannot be followed.
+        WorkspaceUnusable: The named workspaces cannot be used together.
     """
     from shellback.agent.builtin import build_agent, choose_model
     from shellback.agent.endpoint import Endpoint
     from shellback.agent.errors import ModelUnavailable
     from shellback.agent.loading import extended, load_agent
+    from shellback.wiring.spaces import named
     from shellback.work.turn.deps import TurnDeps
 
-    workspaces = (settings.workspace_root, *known_workspaces(settings.shellback_home))
+    workspaces = (settings.workspace_root, *named(settings).values(), *known_workspaces(settings.shellback_home))
     own = load_agent(settings.agent, lambda place: objection(place, workspaces)) if settings.agent else None
     model = own.model if own is not None and "model" not in settings.model_fields_set else None
     if model is not None and not isinstance(model, str) and settings.model_base_url:

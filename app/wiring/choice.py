@@ -48,18 +48,18 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
         WorkspaceUnusable: The workspace is missing, or commands could not use it.
     """
     if settings.backend != "auto":
-        return _tried(settings, settings.backend, workspace, f"BACKEND={settings.backend} asks for it")
+        return tried(settings, made(settings, settings.backend, workspace), f"BACKEND={settings.backend} asks for it")
     asked, reasons = "BACKEND=auto", list[str]()
     for kind in KINDS.values():
         if not kind.tried or not kind.isolates:
             continue
         try:
-            return _tried(settings, kind.name, workspace, asked)
+            return tried(settings, made(settings, kind.name, workspace), asked)
         except Unusable as error:
             reasons.append(error.why if not reasons else str(error))
             asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
     why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
-    return replace(_tried(settings, tuple(KINDS)[-1], workspace, why), fallen_back=True)
+    return replace(tried(settings, made(settings, tuple(KINDS)[-1], workspace), why), fallen_back=True)
 
 
 class Unusable(BackendUnavailable):
@@ -70,8 +70,9 @@ class Unusable(BackendUnavailable):
         self.why = why
 
 
-def _tried(settings: Settings, name: str, workspace: Path | None, asked: str) -> Choice:
-    backend = made(settings, name, workspace)
+def tried(settings: Settings, backend: ChosenBackend, asked: str = "") -> Choice:
+    """The choice of this backend, tested; `asked` begins its reason. Blocks and raises as `choose`."""
+    name = backend.name
     try:
         found = backend.probe()
     except BackendUnavailable as error:
@@ -121,6 +122,14 @@ def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
         yield path, True
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def elsewhere(settings: Settings, first: ChosenBackend, path: str) -> ChosenBackend:
+    """The backend `first` for the workspace at `path`, without a test; it shares the containers."""
+    found = made(settings, first.name, Path(path))
+    if found.containers is not None:
+        found.containers = first.containers
+    return found
 
 
 def made(settings: Settings, name: str, workspace: Path | None = None) -> ChosenBackend:

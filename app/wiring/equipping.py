@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shellback.exec.backends.inspection.inspector import inspector_of
+from shellback.exec.backends.inspection.inspector import Inspector, inspector_of
+from shellback.exec.backends.kinds import ChosenBackend
+from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import SessionWatch, Unwatched
@@ -13,15 +17,21 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
 from shellback.exec.persistent import PersistentShells
 from shellback.exec.policy.policy import Policy
+from shellback.exec.policy.rules.file import load
 from shellback.exec.reports.callback_text import callback_payload
 from shellback.exec.shell.workspaces.authority import files_of
+from shellback.exec.tools.bench import Bench
+from shellback.exec.tools.file_tools.calls import FileCalls
+from shellback.exec.tools.shell_calls import ShellCalls
+from shellback.exec.tools.tool_calls import ToolCalls
 from shellback.exec.tools.toolset import ExecTools
 from shellback.exec.watching.watcher import Watcher
 from shellback.storage.sessions import SqlSessionStore
 from shellback.storage.watches import SqlWatchStore
 from shellback.storage.workspaces import SqlWorkspaceStore
-from shellback.wiring import supervision
+from shellback.wiring import choice, supervision
 from shellback.wiring.policing import policy_for
+from shellback.wiring.spaces import Benches
 from shellback.work.approvals.audit import refused
 from shellback.work.approvals.verdicts import begun, claim
 from shellback.work.hosts.generation import absence_tells
@@ -30,14 +40,13 @@ from shellback.work.queue.queues import Enqueuer
 from shellback.work.queue.watch_wakes import WatchWakes
 
 if TYPE_CHECKING:
-    from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.supervisors import Supervisors
     from shellback.wiring.wiring import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """The engine of a process and what belongs to it; nothing is started."""
+    """The engine of a process and what belongs to it; nothing is started. `benches` has it for each workspace."""
 
     engine: Engine
     port: Supervisors
@@ -47,6 +56,7 @@ class Equipment:
     watcher: Watcher
     shells: PersistentShells
     tools: ExecTools
+    benches: Benches
 
 
 def equipped(
@@ -62,6 +72,31 @@ def equipped(
     def payload_of(session: Session) -> dict[str, object]:
         return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
 
+    def elsewhere(workspace: str) -> tuple[ChosenBackend, Inspector | None]:
+        """Where commands run in another workspace, as for sessions of an earlier worker before any turn."""
+        there = choice.elsewhere(settings, backend, workspace)
+        kept = inspections / "workspaces" / hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
+        return there, inspector_of(there, kept, SqlFindings(database, where.host_id))
+
+    def bench(workspace: str) -> Bench:
+        there = engine.at(workspace)
+        assert isinstance(there.backend, ChosenBackend)
+        if str(there.workspace) != workspace:
+            raise WorkspaceUnusable(f"{workspace} leads to {there.workspace} now; put the directory back")
+        choice.tried(settings, there.backend)
+        return bench_of(there, policy_for(settings, database, there.backend, written), files_of(there.backend))
+
+    def bench_of(engine: Engine, policy: Policy, files: Files) -> Bench:
+        calls = ToolCalls(
+            engine,
+            policy,
+            FileCalls(files, engine.store, touched),
+            ShellCalls(engine, shells.at(engine)),
+            watcher,
+        )
+        return Bench(engine=engine, policy=policy, files=files, calls=calls)
+
+    inspections = where.home / "inspection"
     sink = CallbackSink(enqueuer, where.host_id, payload_of)
     store = SqlSessionStore(
         database,
@@ -89,12 +124,17 @@ def equipped(
             unattended_timeout_s=settings.unattended_timeout,
         ),
         watch=watch or Unwatched(),
-        inspector=inspector_of(backend, where.home / "inspection", SqlFindings(database, where.host_id)),
+        inspector=inspector_of(backend, inspections, SqlFindings(database, where.host_id)),
+        elsewhere=elsewhere,
     )
-    policy = policy_for(settings, database, backend)
+    written = load(settings.policy)
+    policy = policy_for(settings, database, backend, written)
     files = files_of(backend)
     watcher = Watcher(engine, SqlWatchStore(database, sink=WatchWakes(enqueuer, where.host_id)))
     shells = PersistentShells(engine, idle_s=settings.shell_idle_seconds)
+    touched = None if containers is None else containers.touch
+    first = bench_of(engine, policy, files)
+    benches = Benches(settings, database, first, bench)
     tools = ExecTools(
         engine,
         policy=policy,
@@ -105,7 +145,8 @@ def equipped(
         shells=shells,
         workspace=settings.workspace_tools == "on",
         files=files,
-        touched=None if containers is None else containers.touch,
+        touched=touched,
+        bench_of=benches.of,
     )
     return Equipment(
         engine=engine,
@@ -116,4 +157,5 @@ def equipped(
         watcher=watcher,
         shells=shells,
         tools=tools,
+        benches=benches,
     )

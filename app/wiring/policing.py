@@ -9,7 +9,6 @@ from shellback.exec.core.model import READ_ONLY, WORK, SessionId
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy
-from shellback.exec.policy.rules.file import load
 from shellback.exec.policy.rules.matching import Rules
 from shellback.settings import Settings
 from shellback.storage import rules as saved
@@ -18,13 +17,9 @@ from shellback.work.approvals.uses import standing
 from shellback.work.approvals.verdicts import Audited
 
 
-def policy_for(settings: Settings, database: Database, backend: Backend) -> Policy:
-    """The policy of a worker whose commands run in `backend`.
-
-    Raises:
-        PolicyUnusable: The operator's file of rules cannot be followed.
-    """
-    hidden, written = settings.hidden, load(settings.policy)
+def policy_for(settings: Settings, database: Database, backend: Backend, written: Rules) -> Policy:
+    """The policy for commands in `backend`, by the rules `written` in the operator's file and the saved ones."""
+    hidden = settings.hidden
 
     async def rules(conversation_id: str) -> Rules:
         return written.plus(await database.read(saved.live, conversation_id))

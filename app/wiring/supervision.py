@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shellback.exec.core.ports import SupervisorPort
     from shellback.exec.engine.engine import Engine
     from shellback.exec.link.client import SupervisorClient
+    from shellback.exec.log.links import KnownLinks
     from shellback.exec.wire.protocol import Message
     from shellback.storage.db import Database
 
@@ -93,6 +94,16 @@ async def expire_conversations(settings: Settings, names: Sequence[str]) -> list
         return []
 
 
+def links(settings: Settings) -> KnownLinks:
+    """The links to logs in all workspaces that were used with this state directory."""
+    from shellback.exec.log.links import KnownLinks
+    from shellback.exec.wire import layout
+    from shellback.orders import known_workspaces
+
+    home = settings.shellback_home
+    return KnownLinks(lambda: [settings.workspace_root, *known_workspaces(home)], home / layout.SESSIONS)
+
+
 async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:
     """Delete old logs and old homes of commands, and empty logs that exceed their limits."""
     from shellback.exec.backends.private_homes import PrivateHomes
@@ -106,7 +117,7 @@ async def cleanup(settings: Settings, database: Database, engine: Engine) -> obj
     await asyncio.to_thread(homes.sweep, live, before=time.time() - hours * 3600)
     return await cleanup_exec_logs(
         engine.store,
-        engine.links,
+        links(settings),
         max_age_hours=hours,
         conversation_bytes=settings.log_conversation_bytes,
         total_bytes=settings.log_total_bytes,

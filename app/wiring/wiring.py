@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
     from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.queue.mailbox import Workspace
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
@@ -133,13 +134,11 @@ def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retenti
 
 
 def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retention:
-    from shellback.exec.log.links import LogLinks
     from shellback.exec.log.logs import remove_session
-    from shellback.exec.wire import layout
     from shellback.work.worker.retention import DAY_S, Ages, Retention
 
     settings = where.settings
-    links = LogLinks(settings.workspace_root, where.home / layout.SESSIONS)
+    links = supervision.links(settings)
     ages = Ages(
         rows=settings.retain_days * DAY_S if rows_s is None else rows_s,
         logs=settings.log_age_hours * 3600,
@@ -250,7 +249,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     from shellback.work.hosts.unknown import Alarm
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.turn.claims import Wakes
-    from shellback.work.turn.equipment import equip, place_in_turn
+    from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
     from shellback.work.turn.hearing import Hearing, fenced
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
@@ -280,7 +279,15 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             [
                 *watches.capabilities,
                 ExecCapability(tools),
-                WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
+                WorkspaceCapability(
+                    engine,
+                    policy,
+                    files,
+                    ground=ground_in_turn,
+                    name="worker",
+                    place=place_in_turn,
+                    fenced=fenced,
+                ),
             ],
             Hearing(database, live, engine.recorded),
             telling,
@@ -303,7 +310,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             pending_limit=settings.pending_approvals,
             window=settings.history_messages,
             outbox=outbox,
-            equip=lambda deps: equip(deps, engine, policy, files),
+            equip=partial(settle, ground_at=equipment.benches.at),
             shows=live.any,
             watch=watches.turns,
             telling=telling,
@@ -363,7 +370,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
 
 
 @contextlib.contextmanager
-def mcp_calls(where: Place, backend: ChosenBackend) -> Generator[Calls]:
+def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None = None) -> Generator[Calls]:
     """The calls of the MCP clients of one process of this host for `backend`, not started.
 
     Raises:
@@ -393,6 +400,7 @@ def mcp_calls(where: Place, backend: ChosenBackend) -> Generator[Calls]:
             counted=count.count,
             connections=Connections(where.home),
             process=process,
+            workspace=workspace,
             bounds=Bounds(
                 approval_ttl_s=settings.approval_ttl,
                 pending=settings.pending_approvals,

@@ -1,205 +1,140 @@
-"""`shellback workspaces`: what is said of containers that are there, gone or another host's, and taking them away."""
+"""`shellback workspaces`, and an agent whose conversations work in several of them."""
 
 from __future__ import annotations
 
-import asyncio
-import time
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from click.testing import CliRunner
 
-from shellback.cli.main import cli
-from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import Podman, PodmanBackend
-from shellback.exec.backends.supervisors import Supervisors
-from shellback.exec.core.identity import workspace_scope
-from shellback.exec.core.model import Delivery, EndedBy, PodmanWorkspace, SessionState
-from shellback.exec.engine.engine import Engine
-from shellback.exec.link.client import SupervisorClient
-from shellback.exec.tools.short_commands import PYTHON
-from shellback.storage import sessions, workspaces
-from shellback.storage import tables as t
-from shellback.storage.sessions import SqlSessionStore
-from shellback.storage.workspaces import SqlWorkspaceStore
-from tests import execs, images
-from tests.commands import environment, facts, shellback, told
-from tests.podmans import contained, podman
-from tests.sessions import EXITED, a_session, a_workspace
-from tests.stage import Stage, staged
+from tests.commands import assert_refused, facts, shellback, told
+from tests.stage import Stage, stage, staged
 
-shared = staged()
+place = staged(scope="function")
 
 
 @pytest.fixture
-def place(shared: Stage) -> Stage:
-    """One that has no row of another test."""
-    for table in (t.workspaces, t.calls, t.sessions):
-        shared.change(sa.delete(table))
-    return shared
+def policy(place: Stage) -> Path:
+    """An operator's file with a comment and a rule."""
+    file = place.home / "shellback.toml"
+    file.write_text('# mine\n[[rules]]\neffect = "deny"\nprefix = ["git", "push"]\n')
+    file.chmod(0o640)
+    return file
 
 
-def made(place: Stage, name: str, **values: Any) -> PodmanWorkspace:
-    """A row without a container."""
-    now = time.time()
-    here = {"overlay_path": str(place.workspace), "scope": "build", "host_id": place.where.host_id}
-    row = a_workspace(name, **{**here, "created_at": now - 7200, "last_used_at": now - 3600, **values})
-    place.write(workspaces.made, row.host_id, row)
-    return row
-
-
-def test_with_none_it_says_when_there_is_one(place: Stage) -> None:
-    assert "from its first command on" in told(place, "workspaces").stdout
-    assert facts(told(place, "workspaces", "--json")) == []
-
-
-def test_it_lists_what_is_there_and_with_all_what_is_gone(place: Stage) -> None:
-    made(place, "shellback-a")
-    made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
-    for words in (("workspaces",), ("workspaces", "list")):
-        text = told(place, *words).stdout
-        assert text.splitlines()[1].split() == [
-            *("shellback-a", "build", "work", "running", "1.0h", "ago", "python:3.12-bookworm"),
-        ]
-        assert "shellback-b" not in text
-        assert "shellback-b" in told(place, *words, "--all").stdout
-        (row,) = facts(told(place, *words, "--json"))
-        assert (row["name"], row["env"], row["overlay_path"]) == ("shellback-a", ["LANG", "TERM"], str(place.workspace))
-        assert len(facts(told(place, *words, "--json", "--all"))) == 2
-    assert "HOST" not in text
-    made(place, "shellback-c", host_id="elsewhere")
-    assert "elsewhere" in told(place, "workspaces").stdout
-
-
-def test_it_shows_what_tools_did_there(place: Stage) -> None:
-    row = made(place, "shellback-a")
-    changes: list[tuple[str, dict[str, Any] | None]] = [
-        ("write_file", {"path": "/workspace/a\x1b[31m", "did": "created", "bytes": 1200, "sha256": "ab"}),
-        ("rm", {"path": "/workspace/b", "did": "removed", "bytes": 3, "sha256": None}),
-        ("edit_file", {"refused": "its text is absent", "path": "/workspace/c"}),
-        ("write_file", None),
-        ("process_write", {"written": 1}),
+def test_workspaces_are_added_listed_and_removed_and_the_rest_of_the_file_stays(place: Stage, policy: Path) -> None:
+    before = policy.read_text()
+    web, api = place.root / "web", place.root / "with 'quotes\" and \\"
+    assert told(place, "workspaces", "add", "web", str(web), "--make").stdout == f"added web: {web}\n"
+    assert facts(told(place, "workspaces", "add", "api", str(api), "--make", "--json"))["added"] is True
+    assert facts(told(place, "workspaces", "add", "web", f"{web}/../web", "--json"))["added"] is False
+    listed = facts(told(place, "workspaces", "list", "--json"))
+    assert [(one["name"], one["path"], one["problem"]) for one in listed] == [
+        ("default", str(place.workspace), None),
+        ("api", str(api), None),
+        ("web", str(web), None),
     ]
-    for number, (tool, outcome) in enumerate(changes):
-        call = {"call_key": f"k{number}", "session_id": workspace_scope("build"), "tool": tool, "outcome": outcome}
-        kind = "typed" if tool == "process_write" else "changed"
-        place.change(sa.insert(t.calls).values({**call, "kind": kind, "created_at": float(number)}))
-    ran = a_session(1, conversation_id="build", command=PYTHON, backend="podman", delivery=Delivery.SETTLED)
-    place.write(sessions.claim, ran)
-    place.write(sessions.finish, ran.id, EXITED)
-    shown = facts(told(place, "workspaces", "show", "shellback-a", "--json"))
-    assert (shown["name"], shown["container_id"], shown["running"]) == (row.name, "c0ffee", [])
-    assert [(one["did"], one["path"], one["bytes"]) for one in shown["files"]] == [
-        ("created", "/workspace/a\x1b[31m", 1200),
-        ("removed", "/workspace/b", 3),
-        ("refused", "/workspace/c", None),
-        ("unknown", None, None),
-    ]
-    assert [(one["session_id"], one["end"]) for one in shown["evaluations"]] == [("s1", "exit 3")]
-    text = told(place, "workspaces", "show", "build").stdout
-    assert "env        LANG, TERM" in text
-    assert "removed /workspace/b, 3 bytes" in text
-    assert "\x1b" not in text
-    assert len(facts(told(place, "workspaces", "show", "build", "--json", "-n", "1"))["files"]) == 1
+    assert policy.stat().st_mode & 0o777 == 0o640
+    assert told(place, "policy", "check", "git push").stdout.count('"deny"') == 1
+    for name in ("web", "api"):
+        assert "its files stay" in told(place, "workspaces", "remove", name).stdout
+    assert policy.read_text() == f"{before}\n[workspaces]\n"
+    assert web.is_dir()
+    assert_refused(told(place, "workspaces", "remove", "web"), "no workspace 'web'")
 
 
-def test_a_name_that_is_wrong_is_told_with_what_was_meant(place: Stage) -> None:
-    made(place, "shellback-aa")
-    made(place, "shellback-ab", scope="other", host_id="elsewhere")
-    made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
-    assert "did you mean build" in told(place, "workspaces", "show", "buidl").stderr
-    assert "beginning of 2 workspaces" in told(place, "workspaces", "show", "shellback-a").stderr
-    assert "was removed already" in told(place, "workspaces", "rm", "shellback-b", "--yes").stderr
-    assert "on host elsewhere" in told(place, "workspaces", "rm", "other", "--yes").stderr
-    assert "only files below SHELLBACK_CACHE" in told(place, "workspaces", "rm", "build", "--yes", "--overlay").stderr
-    assert told(place, "workspaces", "rm").returncode == 2
-    assert facts(told(place, "workspaces", "show", "shellback-b", "--json"))["state"] == "removed"
+def test_what_cannot_be_a_workspace_is_refused_with_its_cause_and_nothing_is_written(place: Stage) -> None:
+    root, web = place.root, place.root / "web"
+    facts(told(place, "workspaces", "add", "web", str(web), "--make", "--json"))
+    file = place.home / "shellback.toml"
+    before = file.read_text()
+    inside, link, plain, closed = web / "inside", root / "link", root / "plain", root / "closed"
+    inside.mkdir()
+    link.symlink_to(web)
+    plain.write_text("")
+    closed.mkdir(mode=0o700)
+    for name, path, cause in (
+        ("default", root / "x", "is no name for a workspace"),
+        ("a b", root / "x", "is no name for a workspace"),
+        ("../x", root / "x", "is no name for a workspace"),
+        ("x\x1b[31m", root / "x", "is no name for a workspace"),
+        ("x" * 41, root / "x", "is no name for a workspace"),
+        ("x", root / "missing", "is no directory: create it, or give --make"),
+        ("x", plain, "is no directory"),
+        ("x", web, "is workspace web already"),
+        ("x", link, "is workspace web already"),
+        ("x", inside, f"workspace web ({web}) contains it"),
+        ("x", place.workspace, "is workspace default already"),
+        ("x", place.workspace / "y", f"workspace default ({place.workspace}) contains it"),
+        ("x", root, f"workspace default ({place.workspace}) is in it"),
+        ("x", place.home, "is hidden from sandboxes"),
+        ("x", Path("/"), "/ is too much of the machine"),
+        ("x", Path("/usr/lib"), "sandboxes have a /usr of their own"),
+        ("web", root / "other", f"workspace web is {web}, and its conversations stay there: remove it first"),
+    ):
+        assert_refused(told(place, "workspaces", "add", name, str(path)), cause)
+    if os.geteuid() == 0:
+        assert_refused(shellback(place, "workspaces", "add", "x", str(closed)), "no write permission")
+    assert file.read_text() == before
 
 
-def test_one_in_which_something_runs_stays_and_so_it_does_without_a_yes(place: Stage) -> None:
-    made(place, "shellback-a")
-    running = a_session(1, conversation_id="build", backend="podman", host_id=place.where.host_id)
-    place.write(sessions.claim, running)
-    refused = told(place, "workspaces", "rm", "build", "--yes")
-    assert refused.returncode == 2
-    assert "1 process runs (s1)" in refused.stderr
-    assert "--force" in refused.stderr
-    place.write(sessions.finish, running.id, EXITED)
-    no = shellback(place, "workspaces", "rm", "build", typed="n\n")
-    assert (no.returncode, no.stdout) == (2, "")
-    assert "Remove shellback-a, and keep the files? [y/N]" in no.stderr
-    assert "nothing was removed" in no.stderr
-    assert place.read(workspaces.find, live=True)
+def test_a_file_that_names_workspaces_in_a_wrong_way_is_refused_with_its_line(place: Stage) -> None:
+    file, web = place.home / "shellback.toml", place.root / "web"
+    web.mkdir()
+    for text, cause in (
+        (f'[workspaces]\nweb = "{web}"\nhere = "."\n', ":3: here: '.' is not absolute"),
+        (f'[workspaces]\n"a/b" = "{web}"\n', ":2: a/b: no name of a workspace"),
+        ("[workspaces]\nweb = 3\n", ":2: web: it is 3"),
+        ('workspaces = "x"\n', "write a table"),
+        (f'[workspaces]\nweb = "{web}"\nalso = "{web}"\n', "is workspace web already"),
+    ):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert_refused(shellback(place, "policy", "explain", "ls"), cause)
+    assert_refused(shellback(place, "worker"), "is workspace web already")
+    file.write_text(f'workspaces = {{ web = "{web}" }}\n')
+    told(place, "workspaces", "list")
+    assert_refused(told(place, "workspaces", "remove", "web"), "change its table [workspaces] yourself")
 
 
-def test_names_are_completed(place: Stage) -> None:
-    made(place, "shellback-a")
-    completing = {
-        "_SHELLBACK_COMPLETE": "bash_complete",
-        "COMP_WORDS": "shellback workspaces rm she",
-        "COMP_CWORD": "3",
-    }
-    done = CliRunner().invoke(cli, [], env=environment(place, completing), prog_name="shellback")
-    assert "plain,shellback-a" in done.output
+def test_conversations_of_an_agent_work_in_their_own_workspaces_and_say_so() -> None:
+    with stage() as place:
+        web = place.root / "web"
+        facts(told(place, "workspaces", "add", "web", str(web), "--make", "--json"))
+        place.hire()
+        assert_refused(shellback(place, "send", "-c", "shop", "-w", "nowhere", "hi"), "there is no workspace 'nowhere'")
+        for talk, more in (("shop", ("-w", "web")), ("plain", ())):
+            facts(shellback(place, "send", "-c", talk, *more, "$ echo nonce > here; pwd", "--json"))
+            request = place.pending(talk)
+            shown = told(place, "approvals", "show", request.id).stdout
+            assert (f"workspace: web ({web})" in shown) is (talk == "shop")
+            assert "WORKSPACE" in told(place, "approvals", "list").stdout or talk == "plain"
+            place.decide(request)
+            place.until("the answer", lambda talk=talk: place.answers(conversation=talk))
+        assert (web / "here").exists()
+        assert (place.workspace / "here").exists()
+        assert str(web) in place.answers(conversation="shop")[-1]
+        refused = shellback(place, "send", "-c", "shop", "--workspace", "default", "hi")
+        assert_refused(refused, f"conversation shop works in workspace web ({web}) since its start", "--conversation")
+        listed = {one["id"]: one["workspace"] for one in facts(told(place, "conversations", "list", "--json"))}
+        assert listed == {"shop": "web", "plain": "default"}
+        assert "WORKSPACE" in told(place, "conversations", "list").stdout
+        assert "workspace web" in told(place, "conversations", "show", "shop").stdout
+        assert "WORKSPACE" in told(place, "ps", "--all").stdout
+        assert "shop  in web" in told(place, "audit", "-e", "used").stdout
+        counts = {one["name"]: one["conversations"] for one in facts(told(place, "workspaces", "list", "--json"))}
+        assert counts == {"default": 1, "web": 1}
 
-
-def test_a_real_container_is_shown_and_taken_away_with_what_runs_in_it() -> None:
-    with contained("podman") as place:
-        asyncio.run(_a_real_container(place))
-
-
-async def _a_real_container(place: Stage) -> None:
-    rows = SqlWorkspaceStore(place.where.database, place.where.host_id)
-    containers = Containers(place.home / "containers", Podman(), log=rows)
-    port = Supervisors(SupervisorClient(place.home, idle_s=0.5), place.home, containers=containers, host_needed=False)
-    backend = PodmanBackend(place.workspace, containers, image=str(images.test_rootfs()))
-    store = SqlSessionStore(place.where.database)
-
-    async def command(*words: str) -> Any:
-        return await asyncio.to_thread(shellback, place, "workspaces", *words)
-
-    async with Engine(store, port, backend, home=place.home, host_id=place.where.host_id) as engine:
-        session = await execs.launch(engine, "echo kept >kept; echo ready; sleep 600")
-        await execs.printed(engine, session.id, "ready")
-        shown = facts(await command("show", "talk", "--json"))
-        name = shown["name"]
-        assert podman("inspect", "--format", "{{.State.Status}} {{.Id}}", name) == f"running {shown['container_id']}"
-        assert shown["running"] == [session.id]
-        refused = await command("rm", "talk", "--yes")
-        assert (refused.returncode, session.id in refused.stderr) == (2, True)
-        done = await command("rm", "talk", "--yes", "--force")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"{name} removed; its files stay: {place.workspace}\n"
-        ended = await engine.wait(session.id, up_to=60)
-        assert (ended.state, execs.end_of(ended).ended_by) == (SessionState.SIGNALED, EndedBy.SHUTDOWN)
-        assert await asyncio.to_thread((place.workspace / "kept").read_text) == "kept\n"
-        assert await asyncio.to_thread(containers.engine.state, name) is None
-        assert (await rows.list())[0].state == "removed"
-
-        # The next command has a new one, also where somebody takes that away by other means.
-        again = await execs.run(engine, "cat kept")
-        assert again.session.state is SessionState.EXITED
-        assert [one.name for one in await rows.list(live=True)] == [name]
-        await asyncio.to_thread(podman, "rm", "--force", "--time", "0", name)
-        gone = facts(await command("rm", name, "--yes", "--json"))
-        facts_of_it = {"name": name, "scope": "talk", "was_there": False, "overlay_path": str(place.workspace)}
-        assert gone == [{**facts_of_it, "overlay_removed": False}]
-        assert (await rows.list(live=True)) == []
-
-
-def test_an_overlay_is_removed_with_its_container_when_that_is_asked_for() -> None:
-    with contained("podman") as place:
-        cache = place.root / "cache"
-        overlay = cache / "podman" / "scope"
-        overlay.mkdir(parents=True)
-        (overlay / "file").write_text("x")
-        (overlay.parent / ".scope.filled").write_text("1")
-        kept = made(place, "shellback-a", overlay_path=str(place.workspace), scope="other")
-        made(place, "shellback-o", overlay_path=str(overlay))
-        done = shellback(place, "workspaces", "rm", "build", "--yes", "--overlay", SHELLBACK_CACHE=str(cache))
-        assert (done.returncode, done.stdout) == (0, "shellback-o was gone already; its files too\n"), done.stderr
-        assert list(overlay.parent.iterdir()) == []
-        assert place.read(workspaces.find, live=True) == [kept]
-        assert Path(kept.overlay_path).exists()
+        assert_refused(told(place, "workspaces", "remove", "web"), "1 conversation work in web", "--force")
+        facts(told(place, "workspaces", "remove", "web", "--force", "--json"))
+        assert "not configured any more" in told(place, "workspaces", "list").stdout
+        item = place.send("$ touch there", "shop")
+        assert "workspace web, in which this conversation works, is not configured any more" in place.answer(item)
+        assert place.requests() == []
+        for there in (web, place.workspace):
+            assert not (there / "there").exists()
+        # A conversation in another workspace does not notice.
+        item = place.send("$ touch there", "plain")
+        place.approve("plain")
+        place.answer(item)
+        assert (place.workspace / "there").exists()

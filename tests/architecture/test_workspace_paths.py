@@ -39,6 +39,7 @@ JUSTIFIED: dict[str, str] = {
     "cli/main.py": KERNEL,
     "cli/terminal/raw_terminal.py": KERNEL,
     "cli/sandbox.py": KERNEL,
+    "cli/workspaces.py": "the operator's file, which was looked at before, and the state directory",
     "cli/demo.py": "the workspace of its own that it makes and takes away",
     "cli/output.py": KERNEL,
     "exec/backends/causes.py": KERNEL,

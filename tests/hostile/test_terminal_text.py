@@ -155,6 +155,10 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "chat": [["-c", HOSTILE], [HOSTILE]],
     "completion": [[HOSTILE], ["bash"]],
     "config": [[], ["--json"], [HOSTILE]],
+    "containers": [[], ["--json"]],
+    "containers show": [[NAME], [HOSTILE]],
+    "containers list": [[], ["--json"]],
+    "containers rm": [["--yes", HOSTILE]],
     "conversations export": [[NAME], [HOSTILE], [NAME, "-o", f"/none/{NAME}"]],
     "conversations list": [[], ["--json"]],
     "conversations show": [[NAME], ["--full", NAME], ["--json", NAME], [HOSTILE]],
@@ -179,7 +183,12 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "rules test": [[HOSTILE], ["--cwd", HOSTILE, "ls"]],
     "sandbox": [[], ["--json"]],
     "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
-    "send": [["-c", HOSTILE, "hi"], ["-c", "fresh", HOSTILE], ["-c", "build", "--priority", HOSTILE, "hi"]],
+    "send": [
+        ["-c", HOSTILE, "hi"],
+        ["-c", "fresh", HOSTILE],
+        ["-c", "build", "--priority", HOSTILE, "hi"],
+        ["-c", "x", "-w", HOSTILE, "hi"],
+    ],
     "serve": [["--host", HOSTILE], ["--name", HOSTILE, "--host", "0.0.0.0"]],
     "stop": [[HOSTILE], [NAME]],
     "supervisor": [["--check"], [HOSTILE]],
@@ -188,10 +197,9 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "tokens revoke": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
-    "workspaces": [[], ["--json"]],
-    "workspaces show": [[NAME], [HOSTILE]],
+    "workspaces add": [[HOSTILE, "/none"], ["x", HOSTILE], ["x", f"/none/{HOSTILE}", "--make"]],
     "workspaces list": [[], ["--json"]],
-    "workspaces rm": [["--yes", HOSTILE]],
+    "workspaces remove": [[HOSTILE]],
 }
 
 

@@ -160,7 +160,7 @@ class SimulatedWorker:
     def die(self) -> None:
         """All that is not committed is gone."""
         self.dead = True
-        self.engine.started = False
+        self.engine.whole.started = False
         if self.port in self.world.machine.ports:
             self.world.machine.ports.remove(self.port)
         try:

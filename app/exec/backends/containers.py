@@ -240,7 +240,7 @@ class Containers:
             if not ours:
                 raise BackendUnavailable(
                     f"the container {home.name} runs, and its supervisor does not answer ({error}); see"
-                    f" `{self.engine.name} top {home.name}`; `shellback workspaces rm {home.name}` ends what runs in it"
+                    f" `{self.engine.name} top {home.name}`; `shellback containers rm {home.name}` ends what runs in it"
                 ) from None
             lines = await asyncio.to_thread(self.engine.console, home)
             said = " ".join(line for line in lines[-3:] if line != "ready").strip()[-500:]
@@ -272,7 +272,7 @@ class Containers:
             return False  # not that it lacks anything: its supervisor is being replaced
         except BackendUnavailable as error:
             if not await self._at_rest(home):
-                raise BackendUnavailable(f"{error}; or `shellback workspaces rm {home.name}` ends what runs") from None
+                raise BackendUnavailable(f"{error}; or `shellback containers rm {home.name}` ends what runs") from None
             await asyncio.to_thread(self.engine.remove, home.name)
             return False
         return True

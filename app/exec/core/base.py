@@ -67,6 +67,8 @@ class Backend(ABC):
     """The workspace's path as its commands see it."""
     uid: int
     """The user id of its commands on this machine."""
+    named: str = ""
+    """The name of the workspace; "" for the default one. It is part of what an approval binds."""
 
     @property
     @abstractmethod

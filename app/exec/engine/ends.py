@@ -294,9 +294,10 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Records losses as findings, if there is an inspector."""
+    """Records losses as findings, if an inspector looks at the workspace of the session."""
 
-    _inspector: Inspector | None
+    _inspectors: Callable[[], Sequence[Inspector]]
+    _inspector_of: Callable[[Session], Inspector | None]
     _session_of: Callable[[SessionId], Awaitable[Session | None]]
 
     async def heard(self, session_id: SessionId, losses: Sequence[Loss]) -> None:
@@ -307,13 +308,17 @@ class Losses:
         """The end with the findings in the workspace. Its losses are reported with the end itself."""
         if end.losses:
             await self._record(session_id, end.losses, told=True)
-        return end if self._inspector is None else await self._inspector.ended(session_id, end)
+        for inspector in self._inspectors():
+            # Only the one of its workspace knows it, and changes the end.
+            end = await inspector.ended(session_id, end)
+        return end
 
     async def _record(self, session_id: SessionId, losses: Sequence[Loss], *, told: bool) -> None:
-        session = await self._session_of(session_id) if self._inspector is not None else None
-        if session is None or self._inspector is None:
+        session = await self._session_of(session_id) if self._inspectors() else None
+        inspector = None if session is None else self._inspector_of(session)
+        if session is None or inspector is None:
             return
-        root = self._inspector.root
+        root = inspector.root
         met = dict[str, Finding]()
         for loss in losses:
             # In a container the supervisor reports the inner path.
@@ -328,4 +333,4 @@ class Losses:
                 conversation_id=session.conversation_id,
             )
             met.setdefault(one.id, one)
-        await self._inspector.add(list(met.values()), told=told)
+        await inspector.add(list(met.values()), told=told)

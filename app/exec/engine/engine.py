@@ -10,10 +10,11 @@ Every step may be repeated: a replayed call finds its session by the derived id 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +57,20 @@ SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running; this saves a commit."""
 
 
+@dataclass(slots=True)
+class Whole:
+    """What the views of an engine share: where another one works, which there are, and whether they are connected."""
+
+    elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None
+    views: dict[str, Engine]
+    started: bool = False
+
+
 class Engine:
-    """Runs commands of one backend through one supervisor, with their sessions in one store."""
+    """Runs commands through one supervisor, with their sessions in one store.
+
+    Its commands run in the workspace of its backend; `at` gives the same engine for another workspace.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -73,27 +86,55 @@ class Engine:
         absence_tells: Callable[[Session], bool] = lambda _: True,
         links: Callable[[Path, Path], LogLinks] = LogLinks,
         inspector: Inspector | None = None,
+        elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None = None,
     ) -> None:
         self.store, self.backend = store, backend
         self.limits = limits or Limits()
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
         self.behind = Behind(store)
+        self._links_of = links
         self.links = links(self.workspace, Path(home) / layout.SESSIONS)
         self.supervised = Supervised(supervisor)
         self._sessions = f"{home}/{layout.SESSIONS}"
         self.host_id, self._clock = host_id, clock
         self._watch = watch or Unwatched()
         self.inspector = inspector
-        self._losses = Losses(inspector, store.get)
+        self.whole = Whole(elsewhere, {str(self.workspace): self})
+        self._losses = Losses(self._inspectors, self._inspector_of, store.get)
         self._ends = Ends(
             store, self.registry, self.supervised.port.ack, self._watch, self.links.forgotten, self._losses.ended
         )
         self._recovery = Recovery(store, self.supervised, self._ends, host_id, absence_tells)
         self._unsure: set[SessionId] = set()
         self._later: set[asyncio.Task[Any]] = set()
-        self._unlinked = SoonLinked(self.links, self._do_later)
-        self.started = False
+        self.unlinked = SoonLinked(self.links, self._do_later)
+
+    def at(self, workspace: str) -> Engine:
+        """This engine for commands in `workspace`, a path without symlinks: one store, supervisor and stream of ends.
+
+        It is made once, with what `elsewhere` returns. Without `elsewhere` it is always this one.
+        """
+        views, elsewhere = self.whole.views, self.whole.elsewhere
+        if workspace not in views and elsewhere is not None:
+            made = copy.copy(self)
+            made.backend, made.inspector = elsewhere(workspace)
+            made.workspace = made.backend.workspace
+            made.links = self._links_of(made.workspace, self.links.sessions)
+            made.unlinked = SoonLinked(made.links, self._do_later)
+            views[workspace] = made
+        return views.get(workspace, self)
+
+    @property
+    def started(self) -> bool:
+        """Whether it is connected, in all workspaces."""
+        return self.whole.started
+
+    def _inspectors(self) -> list[Inspector]:
+        return [one.inspector for one in self.whole.views.values() if one.inspector is not None]
+
+    def _inspector_of(self, session: Session) -> Inspector | None:
+        return self.at(session.workspace or str(self.workspace)).inspector
 
     async def start(self) -> None:
         """Check the backend, connect to the supervisor and reconcile the sessions. Idempotent.
@@ -106,11 +147,13 @@ class Engine:
         if self.started:
             return
         if self.inspector is not None:
-            self.inspector.resume(await self.store.list(live=True), self.host_id)
+            for session in await self.store.list(live=True):
+                if session.host_id == self.host_id and (inspector := self._inspector_of(session)) is not None:
+                    inspector.resume([session], self.host_id)
         self.backend.check()
         later, heard = self._do_later, self._losses.heard
         await self.supervised.connect(self._ends.received, self._reconnected, lambda one, lost: later(heard(one, lost)))
-        self.started = True
+        self.whole.started = True
         await self.reconcile()
         await self._ends.settled()
 
@@ -118,12 +161,13 @@ class Engine:
         """Disconnect from the supervisor; processes go on. Idempotent."""
         if not self.started:
             return
-        self.started = False
+        self.whole.started = False
         await cancelled(self._later)
         await self.behind.stop()
         await self._ends.stop()
         await self.supervised.port.close()
-        self._unlinked.close()
+        for one in self.whole.views.values():
+            one.unlinked.close()
 
     async def __aenter__(self) -> Engine:
         """Start."""
@@ -296,7 +340,7 @@ class Engine:
             # Its end has arrived all the same, and is recorded as reported by this call.
             return session
         reach("start.answered")
-        self._unlinked.add(session)
+        self.unlinked.add(session)
         if seen.pid is None:
             return await self._recovery.follow(session, seen) or session
         began = seen.started_at or self._clock()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +81,21 @@ class LogLinks:
                 self._fd = _opened(tmp, EXEC)
                 self._identity = _identity(self._fd)
         return self._fd
+
+
+class KnownLinks(LogLinks):
+    """Removes the links of a session from whichever of the workspaces has them; `workspaces` lists them anew."""
+
+    def __init__(self, workspaces: Callable[[], Iterable[Path]], sessions: Path) -> None:
+        super().__init__(sessions, sessions)
+        self._workspaces = workspaces
+
+    def remove(self, session_id: str) -> None:
+        for workspace in self._workspaces():
+            if os.path.lexists(f"{workspace}/{TMP}/{EXEC}/{session_id}.log"):
+                links = LogLinks(workspace, self.sessions)
+                links.remove(session_id)
+                links.close()
 
 
 class SoonLinked:

@@ -7,6 +7,7 @@ first execution of it did.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -55,7 +56,7 @@ class PersistentShells:
         allowed: Sequence[str] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._idle_s = idle_s
         self._allowed = tuple(allowed)
         self._clock = clock
@@ -64,22 +65,28 @@ class PersistentShells:
         self._made: Names | None = None
         self._known: dict[SessionId, Known] = {}
 
+    def at(self, engine: Engine) -> PersistentShells:
+        """These shells, for conversations in the workspace of `engine`; what is known of shells is shared."""
+        made = copy.copy(self)
+        made.engine = engine
+        return made
+
     async def start(self, grant: Grant, origin: CallOrigin) -> Started:
         """Start a shell, once for this call, and wait for its prompt; it may have ended by itself before.
 
         Raises what `Engine.launch` does, and ShellBusy where it does not answer.
         """
-        session = await self._engine.launch(grant, origin)
-        exchange = Exchange(self._engine, session, self._names, CallKey(f"{call_key(origin)}.0"))
+        session = await self.engine.launch(grant, origin)
+        exchange = Exchange(self.engine, session, self._names, CallKey(f"{call_key(origin)}.0"))
         begun: Outcome | None = None
         with self._held(session) as known, suppress(TaskCompleted):
             begun = await exchange.begin(self._bounds(session, known), PROMPT)
-        session = await self._engine.registry.get(session.id)
+        session = await self.engine.registry.get(session.id)
         if begun is None or session.end is not None:
             return Started(session=session, output=(await known.log.ends()).text)
         known.note(begun, exchange.frame, exchange.options)
         self.expiry.watch(session.id, self._idle_s)
-        prompt, upto = await telling.prompt(self._engine, session, begun.upto)
+        prompt, upto = await telling.prompt(self.engine, session, begun.upto)
         known.told(upto)
         return Started(session=session, output=prompt)
 
@@ -108,14 +115,14 @@ class PersistentShells:
             InputUnknown: A crash hides whether the command ran; it is not run again.
             SessionNotFound: There is none here.
         """
-        check_line(command, timeout_s, self._engine.limits)
+        check_line(command, timeout_s, self.engine.limits)
         key = call_key(origin)
         # The supervisor refuses the input if the shell has ended meanwhile.
         session = await self.get(session_id, origin.conversation_id, ended=True, remembered=True)
         shown: Slice | None = None
         with self._held(session) as known:
-            await self._engine.behind.settled(session.id, key)
-            recorded = await self._engine.store.begin_call(
+            await self.engine.behind.settled(session.id, key)
+            recorded = await self.engine.store.begin_call(
                 act_of(origin, session.id, tool, "typed" if by_model else "fed", granted_by=granted_by, digest=digest)
             )
             if not recorded:
@@ -126,9 +133,9 @@ class PersistentShells:
         if "refused" in recorded:
             raise (InputUnknown if recorded["unknown"] else ShellBusy)(str(recorded["refused"]))
         if recorded["how"] == "gone":
-            session = await self._engine.registry.get(session.id)
-        executed = await telling.executed(self._engine, session, recorded, command, raw=raw, shown=shown)
-        found = () if self._engine.inspector is None else await self._engine.inspector.look(session.id)
+            session = await self.engine.registry.get(session.id)
+        executed = await telling.executed(self.engine, session, recorded, command, raw=raw, shown=shown)
+        found = () if self.engine.inspector is None else await self.engine.inspector.look(session.id)
         return replace(executed, note=" ".join((*(f"{one}." for one in found), executed.note))) if found else executed
 
     async def read(self, session_id: str, origin: CallOrigin, *, raw: bool = True) -> Read:
@@ -143,7 +150,7 @@ class PersistentShells:
         upto = await known.log.readable_end(ended=session.end is not None)
         if session.end is None:
             upto = before_unfinished(known.log, upto)
-        start, end, *_ = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
+        start, end, *_ = await self.engine.store.advance_poll(call_key(origin), session.id, upto)
         start = max(start, min(end, known.told()))
         known.told(end)
         running, status = await known.pending(session)
@@ -163,18 +170,18 @@ class PersistentShells:
         """Type into a shell, or into what runs in it; as `Sessions.write`."""
         session = await self.get(session_id, origin.conversation_id)
         self._of(session).typed()
-        return await Sessions(self._engine, origin.conversation_id).write(session.id, data, origin, tool=tool, **more)
+        return await Sessions(self.engine, origin.conversation_id).write(session.id, data, origin, tool=tool, **more)
 
     async def resize(self, session_id: str, size: WindowSize, conversation_id: str | None) -> None:
         """Change the size of its terminal; as `Sessions.resize`."""
         session = await self.get(session_id, conversation_id)
-        await Sessions(self._engine, conversation_id).resize(session.id, size)
+        await Sessions(self.engine, conversation_id).resize(session.id, size)
 
     async def kill(self, session_id: str, origin: CallOrigin) -> tuple[Session, tuple[int, ...]]:
         """End a shell and all that runs in it; as `Sessions.kill`."""
         session = await self.get(session_id, origin.conversation_id, ended=True)
         self.expiry.forget(session.id)
-        return await Sessions(self._engine, origin.conversation_id).kill(session.id, origin)
+        return await Sessions(self.engine, origin.conversation_id).kill(session.id, origin)
 
     async def get(
         self, session_id: str, conversation_id: str | None, *, ended: bool = False, remembered: bool = False
@@ -188,12 +195,12 @@ class PersistentShells:
             TaskCompleted: It has ended, and was not to have.
             SessionNotFound: There is none here.
         """
-        session = await self._engine.registry.get(session_id, conversation_id, remembered=remembered)
+        session = await self.engine.registry.get(session_id, conversation_id, remembered=remembered)
         if session.kind != SHELL:
             raise InvalidCommand(f"session {session_id} is no shell; the process tools are for it")
         if session.end is None and self._left_of(session) <= 0:
             await self.expiry.end(session.id)
-            session = await self._engine.registry.get(session_id, conversation_id)
+            session = await self.engine.registry.get(session_id, conversation_id)
         if session.end is None:
             self._of(session).log.touch()
             self.expiry.watch(session.id, self._idle_s)
@@ -223,13 +230,13 @@ class PersistentShells:
                 f"the directory of shell {session.id} is unknown, perhaps because its name is too long; nothing was "
                 "run. Change the directory with write, or kill the shell and start another"
             )
-        return place or self._engine.backend.inner
+        return place or self.engine.backend.inner
 
     @property
     def _names(self) -> Names:
         if self._made is None:
             try:
-                self._made = Names(self._engine.links.sessions.parent)
+                self._made = Names(self.engine.links.sessions.parent)
             except OSError as error:
                 raise BackendUnavailable(f"shells need a key that cannot be read or made: {error}") from None
         return self._made
@@ -237,7 +244,7 @@ class PersistentShells:
     def _of(self, session: Session) -> Known:
         known = self._known.get(session.id)
         if known is None:
-            known = self._known[session.id] = Known(self._engine, session)
+            known = self._known[session.id] = Known(self.engine, session)
         if session.end is not None and not known.busy:
             del self._known[session.id]
         return known
@@ -255,7 +262,7 @@ class PersistentShells:
 
     async def list(self, conversation_id: str | None) -> list[Listed]:
         """The running shells."""
-        found = await Sessions(self._engine, conversation_id).list()
+        found = await Sessions(self.engine, conversation_id).list()
         return [one for one in found if one.session.kind == SHELL and one.session.live]
 
     async def _executed(
@@ -263,7 +270,7 @@ class PersistentShells:
     ) -> tuple[Mapping[str, Any], Slice | None]:
         """What is recorded of the call, and its output if that need not be read."""
         begun = time.monotonic()
-        exchange = Exchange(self._engine, session, self._names, key)
+        exchange = Exchange(self.engine, session, self._names, key)
         facts: dict[str, object]
         held, shown = False, None
         try:
@@ -282,13 +289,13 @@ class PersistentShells:
         except (ShellBusy, InputUnknown) as error:
             facts = {"refused": str(error), "unknown": isinstance(error, InputUnknown)}
         except TaskCompleted as error:
-            session = await self._engine.registry.get(session.id)
+            session = await self.engine.registry.get(session.id)
             facts = {"ended": error.end if session.end is None else telling.how_ended(session, self._idle_s)}
         reach("shell.told")
         if held:
-            await self._engine.behind.end_call(key, session.id, facts)
+            await self.engine.behind.end_call(key, session.id, facts)
         else:
-            await self._engine.store.end_call(key, facts)
+            await self.engine.store.end_call(key, facts)
         return facts, shown
 
     async def _run(self, session: Session, known: Known, exchange: Exchange, command: str, timeout_s: float) -> Outcome:
@@ -304,8 +311,8 @@ class PersistentShells:
         return await exchange.run(command, self._bounds(session, known), timeout_s=timeout_s, foreseen=foreseen)
 
     def _bounds(self, session: Session, known: Known) -> Bounds:
-        inner = self._engine.backend.inner
-        private = self._engine.backend.facts(session.profile)["mounts"]["private"]
+        inner = self.engine.backend.inner
+        private = self.engine.backend.facts(session.profile)["mounts"]["private"]
         return Bounds(roots=(inner, *private, *self._allowed), back=known.kept or inner)
 
     def _left_of(self, session: Session) -> float:

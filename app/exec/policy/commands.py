@@ -130,6 +130,7 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
             "shell": held_to["shell"],
             "cwd": spec.cwd,
             **_inside(spec.cwd, backend),
+            **in_workspace(backend),
             "cwd_device": device,
             "cwd_inode": inode,
             "env": spec.env,
@@ -155,6 +156,11 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
         },
         spec=spec,
     )
+
+
+def in_workspace(backend: Backend) -> dict[str, str]:
+    """The fact that binds a call to a named workspace; none for the default one."""
+    return {"workspace": f"{backend.named} ({backend.workspace})"} if backend.named else {}
 
 
 def _inside(cwd: str, backend: Backend) -> dict[str, str]:

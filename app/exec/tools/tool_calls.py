@@ -29,7 +29,7 @@ from shellback.exec.core.model import CommandSpec, Session, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions, check_input
 from shellback.exec.engine.waiting import Outcome, check_typing, shell_reads
-from shellback.exec.policy.commands import CHANGED, proposed
+from shellback.exec.policy.commands import CHANGED, in_workspace, proposed
 from shellback.exec.policy.policy import (
     Approval,
     Asked,
@@ -175,6 +175,7 @@ class ToolCalls:
         if spec is not None:
             unasked = verdict.decision == "allow" and not approved
             proposal = await proposed(unattended(spec, verdict) if unasked else spec, self.engine.backend)
+        proposal = replace(proposal, facts={**proposal.facts, **in_workspace(self.engine.backend)})
         return Weighed(asked, proposal, verdict, look, starts)
 
     async def _typing(self, asked: Asked, data: bytes) -> Asked:

@@ -16,13 +16,17 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 
 from shellback.exec.core.errors import ExecError, InvalidCommand
+from shellback.exec.core.identity import conversation_of
 from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
 from shellback.exec.persistent import PersistentShells
+from shellback.exec.policy.commands import in_workspace
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy, Proposal
 from shellback.exec.shell.workspaces.authority import files_of
+from shellback.exec.shell.workspaces.ground import Ground
+from shellback.exec.tools.bench import Bench
 from shellback.exec.tools.file_tools.calls import FileCalls
 from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.shell_calls import ShellCalls
@@ -52,11 +56,12 @@ class _Definite(FunctionToolset[Any]):
 
 
 class ExecTools:
-    """Builds the toolset of one engine, and says what a call would do.
+    """Builds the toolset, and says what a call would do.
 
     Switches: `commands` for commands and processes, `sessions` for persistent shells (in `shells`), `shell` for the
     tool `shell`, `blocks` for `process_pin`, `workspace` for the workspace tools on `files`, `watcher` for
-    `process_watch`. `touched` is called with the conversation at each use of a file tool.
+    `process_watch`. `touched` is called with the conversation at each use of a file tool. `bench_of` finds the
+    workspace of a conversation, or raises why it has none; without it all work in that of `engine`.
     """
 
     def __init__(  # noqa: PLR0913 - what an operator chooses
@@ -74,8 +79,10 @@ class ExecTools:
         files: Files | None = None,
         touched: Callable[[str], Awaitable[object]] | None = None,
         watcher: Watcher | None = None,
+        bench_of: Callable[[str], Awaitable[Bench]] | None = None,
     ) -> None:
         self.engine = engine
+        self._bench_of = bench_of
         self._enabled = enabled
         self.commands = commands
         self.sessions = sessions
@@ -96,12 +103,23 @@ class ExecTools:
         self._tools = _Definite(id="exec", docstring_format="google", require_parameter_descriptions=True)
         for tool in tools().values():
             if parts[tool.part]:
-                self._tools.add_function(_function(tool, self._calls), takes_ctx=True, metadata=tool.metadata)
+                self._tools.add_function(_function(tool, self), takes_ctx=True, metadata=tool.metadata)
 
-    @property
-    def asking(self) -> str:
-        """One sentence for the model: which commands need approval."""
-        return self._calls.policy.asking
+    def asking(self, ground: Ground | None) -> str:
+        """One sentence for the model: which commands need approval in a workspace."""
+        return (ground or self._calls).policy.asking
+
+    async def calls_of(self, ctx: RunContext[Any]) -> ToolCalls:
+        """What carries out a call: of the workspace that its turn began with, else of its conversation's.
+
+        Raises:
+            ExecError: The conversation has a workspace that cannot be used.
+        """
+        ground: object = getattr(ctx.deps, "ground", None)
+        return ground.calls if isinstance(ground, Bench) else await self._calls_in(conversation_of(ctx))
+
+    async def _calls_in(self, conversation_id: str) -> ToolCalls:
+        return self._calls if self._bench_of is None else (await self._bench_of(conversation_id)).calls
 
     def gate(self, ctx: RunContext[Any]) -> bool:
         """Whether the gate is open: `gate` of the turn's dependencies, else `enabled`."""
@@ -118,13 +136,13 @@ class ExecTools:
         A call that became invalid is shown with the reason; it will not run.
         """
         try:
-            valid = self._validated(tool, args)
-            weighed = await self._calls.weighed(conversation_id, tool_named(tool), valid, approved=True)
+            valid, calls = self._validated(tool, args), await self._calls_in(conversation_id)
+            weighed = await calls.weighed(conversation_id, tool_named(tool), valid, approved=True)
         except (ExecError, ValidationError) as error:
             refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
             return refused.digest, _shown(refused)
         renamed, look = tool_named(tool).renamed, weighed.look
-        shown = _shown(weighed.proposal) if look is None else look.shown
+        shown = _shown(weighed.proposal) if look is None else {**look.shown, **in_workspace(calls.engine.backend)}
         named = {renamed.get(name, name): value for name, value in shown.items()}
         return weighed.proposal.digest, {**named, **weighed.verdict.shown}
 
@@ -139,12 +157,13 @@ class ExecTools:
         return definitions if self.gate(ctx) else []
 
 
-def _function(tool: ExecTool, calls: ToolCalls) -> Callable[..., Awaitable[ToolReturn[Any]]]:
+def _function(tool: ExecTool, tools: ExecTools) -> Callable[..., Awaitable[ToolReturn[Any]]]:
     """The function of a tool for the agent framework."""
 
     async def function(ctx: RunContext[Any], **args: Any) -> ToolReturn[Any]:
-        call = Invocation(calls, ctx, tool, args)
         with answering(tool.worded):
+            calls = await tools.calls_of(ctx)
+            call = Invocation(calls, ctx, tool, args)
             if not ctx.tool_call_approved:
                 # A call that could not run fails at once; no person is asked.
                 await calls.ready(call)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import sqlalchemy as sa
 
 from shellback.storage.errors import StaleTurn
 from shellback.storage.rows import change, change_some, count, exists, insert_new
 from shellback.storage.tables import QUIET, approvals, conversations, mailbox, turns
+from shellback.work.errors import InvalidRequest
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.queues import Enqueuer, note_turn
 
@@ -31,6 +32,20 @@ MCP: Final = "mcp"
 
 CONNECTION: Final = "mcp:"
 """How the id begins that names the connection of an MCP client where a turn's calls name their turn."""
+
+DEFAULT: Final = "default"
+"""The name of the workspace WORKSPACE_ROOT."""
+
+
+class Workspace(NamedTuple):
+    """A workspace to which a conversation is bound from its start; the default one has no path of its own."""
+
+    name: str = DEFAULT
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.path})" if self.path else self.name
+
 
 Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
 
@@ -53,14 +68,49 @@ def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
 _LOCKED: Final = sa.select(conversations).where(conversations.c.id == sa.bindparam("id")).with_for_update()
 
 
-def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str, driver: str = AGENT) -> sa.Row[Any]:
-    """The locked row of a conversation; it is created for this host and `driver` if it is missing."""
+def open_conversation(
+    conn: sa.Connection,
+    conversation_id: str,
+    *,
+    host_id: str,
+    driver: str = AGENT,
+    workspace: Workspace | None = None,
+) -> sa.Row[Any]:
+    """The locked row of a conversation; it is created for this host, `driver` and `workspace` if it is missing.
+
+    Raises:
+        InvalidRequest: It exists and is bound to another workspace than the one that was given.
+    """
+    wanted = workspace or Workspace()
     made = {"id": conversation_id, "host_id": host_id, "driver": driver}
+    if wanted.path:
+        made |= {"workspace": wanted.name, "workspace_path": wanted.path}
     row = None
     while row is None:  # an idle conversation may be pruned between the two statements
         insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
+    if workspace is not None and (bound := bound_to(row)) != workspace:
+        raise InvalidRequest(
+            f"conversation {conversation_id} works in workspace {bound} since its start, not in {workspace}: leave"
+            " --workspace out, or give another name with --conversation"
+        )
     return row
+
+
+def workspace_of(conn: sa.Connection, conversation_id: str) -> Workspace | None:
+    """The workspace to which a conversation is bound; None if there is no such conversation."""
+    row = conn.execute(_BOUND, {"id": conversation_id}).one_or_none()
+    return None if row is None else bound_to(row)
+
+
+def bound_to(row: sa.Row[Any] | sa.Row[Any, Any]) -> Workspace:
+    """The workspace of the conversation that has this row."""
+    return Workspace(row.workspace, row.workspace_path) if row.workspace else Workspace()
+
+
+_BOUND: Final = sa.select(conversations.c.workspace, conversations.c.workspace_path).where(
+    conversations.c.id == sa.bindparam("id")
+)
 
 
 def driver_of(turn_id: str) -> str:

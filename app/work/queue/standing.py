@@ -12,6 +12,7 @@ from shellback.storage.rows import given
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.work.queue.items import Priority
+from shellback.work.queue.mailbox import DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,19 @@ class Standing:
     pending_approvals: int
     live_sessions: int
     failures: int
+    workspace: str = DEFAULT
+
+
+def by_workspace(conn: sa.Connection) -> dict[str, int]:
+    """How many conversations work in each workspace, by its name."""
+    name = sa.func.coalesce(conversations.c.workspace, DEFAULT)
+    return {row[0]: row[1] for row in conn.execute(sa.select(name, sa.func.count()).group_by(name))}
+
+
+def named_workspaces(conn: sa.Connection) -> dict[str, str]:
+    """The workspace of each conversation that does not work in the default one."""
+    its = conversations.c
+    return {row[0]: row[1] for row in conn.execute(sa.select(its.id, its.workspace).where(its.workspace.is_not(None)))}
 
 
 def look(conn: sa.Connection, limit: int) -> list[Standing]:
@@ -62,6 +76,7 @@ def _query(active: sa.Select[Any, Any]) -> sa.Select[Any]:
     its, chosen = conversations.c, active.subquery()
     columns: list[sa.ColumnElement[Any]] = [
         *(its.id, its.host_id, its.state, its.failures, chosen.c.active_at),
+        sa.func.coalesce(its.workspace, DEFAULT).label("workspace"),
         sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
         _count(mailbox, mailbox.c.state == "unread").label("unread"),
         _count(approvals, approvals.c.state == "pending").label("pending_approvals"),

@@ -26,7 +26,7 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox, stream, watch_wakes
 from shellback.work.queue.items import WorkItem
-from shellback.work.queue.mailbox import Letter
+from shellback.work.queue.mailbox import Letter, Workspace
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims, lifetimes, stopping
 from shellback.work.turn.claims import Entry
@@ -56,6 +56,7 @@ class Begun:
     at: float = 0.0
     letters: list[Letter] = field(default_factory=list[Letter])
     decided: list[Request] = field(default_factory=list[Request])
+    workspace: Workspace = field(default_factory=Workspace)
 
 
 def enter(
@@ -74,14 +75,15 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Sh
     Raises:
         StaleTurn: This execution no longer holds the conversation.
     """
-    wish = stopping.wish_of(mailbox.held(conn, item.conversation_id, item.id, epoch), item.id)
+    conversation = mailbox.held(conn, item.conversation_id, item.id, epoch)
+    wish, workspace = stopping.wish_of(conversation, item.id), mailbox.bound_to(conversation)
     record = read_record_in(conn, item.conversation_id)
     kept: dict[str, Any] | None = conn.execute(_KEPT, {"id": item.id}).scalar_one()
     if kept is not None:
         letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
         requests = [Request(**one) for one in kept.pop("decided")]
         kept.pop(LOOKS, None)
-        return Begun(**kept, record=record, letters=letters, decided=requests)
+        return Begun(**kept, record=record, letters=letters, decided=requests, workspace=workspace)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
@@ -92,7 +94,7 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Sh
     at, requests = time.time(), decided(conn, item.conversation_id, wish) if paused else []
     begun = {"gate": gate, "look": look, "at": at, "decided": [asdict(request) for request in requests]}
     change(conn, turns, item.id, begun=begun)
-    return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests)
+    return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests, workspace=workspace)
 
 
 _KEPT: Final = sa.select(turns.c.begun).where(turns.c.id == sa.bindparam("id"))

@@ -8,9 +8,10 @@ from typing import Any, Final
 from shellback.exec.core.model import CallKey, SessionId
 from shellback.exec.policy.policy import Approval
 from shellback.exec.shell.facade import ToolContext
+from shellback.exec.shell.workspaces.ground import Ground
 from shellback.work.queue.mailbox import Letter
 
-_HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem"})
+_HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem", "ground"})
 """Fields that cannot be pickled."""
 
 
@@ -22,8 +23,9 @@ class TurnDeps(ToolContext):
     decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
     agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the begin is 0), `letters`
     are the rows they returned; without `look` there is no read before the first model request. `shown_chars` is how
-    much was shown of processes. Shell and files work in the workspace, under the policy of the agent's commands; they
-    are None while the gate is off, and in an unpickled copy.
+    much was shown of processes. `ground` is the workspace of the conversation, or why it cannot be used. Shell and
+    files work in it, under the policy of the agent's commands; they are None without it, while the gate is off, and in
+    an unpickled copy.
     """
 
     conversation_id: str
@@ -40,6 +42,7 @@ class TurnDeps(ToolContext):
     looks: int = 0
     shown_chars: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])
+    ground: Ground | str | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields; None for those that cannot be pickled."""

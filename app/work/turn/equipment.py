@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 from dbos import DBOS
+from pydantic_ai import RunContext
 
+from shellback.exec.core.errors import ExecError
 from shellback.exec.core.identity import a_call, call_in_progress
 from shellback.exec.core.model import CallOrigin
 from shellback.exec.engine.engine import Engine
@@ -15,6 +18,8 @@ from shellback.exec.policy.policy import Policy
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
 from shellback.exec.shell.workspaces.authority import ByCall, guarded
+from shellback.exec.shell.workspaces.ground import Ground
+from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import fenced
 
@@ -25,6 +30,21 @@ def place_in_turn() -> int:
     A recorded step is not run again, so a count over all steps would differ on a replay.
     """
     return DBOS.step_id or 0
+
+
+async def settle(deps: TurnDeps, workspace: Workspace, ground_at: Callable[[Workspace], Awaitable[Ground]]) -> None:
+    """Give a turn the workspace of its conversation, with shell and files; or the reason why it has none."""
+    try:
+        deps.ground = ground = await ground_at(workspace)
+    except ExecError as error:
+        deps.ground = str(error)
+    else:
+        equip(deps, ground.engine, ground.policy, ground.files)
+
+
+def ground_in_turn(ctx: RunContext[TurnDeps]) -> Ground | str:
+    """The workspace that the turn of a run began with, or why it has none."""
+    return ctx.deps.ground or "this run has no workspace"
 
 
 def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:

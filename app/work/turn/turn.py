@@ -39,7 +39,7 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import PENDING, Proposed, changes_in, grants_of, results_of
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue.items import ItemType, WorkItem
-from shellback.work.queue.mailbox import Letter
+from shellback.work.queue.mailbox import Letter, Workspace
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Begun, Closed, Closing, Shows, TurnStore, close, enter, shows_nothing
@@ -59,6 +59,10 @@ Propose = Callable[[str, str, dict[str, Any]], Awaitable[tuple[str, dict[str, An
 
 async def nothing_left(_conversation_id: str) -> None:
     """End nothing after a turn."""
+
+
+async def bare(_deps: TurnDeps, _workspace: Workspace) -> None:
+    """Give a turn no workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +91,8 @@ class TurnRunner:
     window: int = 0
     """As of `TurnStore`."""
     outbox: Outbox = SILENT
-    equip: Callable[[TurnDeps], None] = lambda _: None
-    """Gives a turn with an open gate its shell and files."""
+    equip: Callable[[TurnDeps, Workspace], Awaitable[None]] = bare
+    """Gives a turn with an open gate its workspace, shell and files."""
     shows: Shows = shows_nothing
     watch: TurnWatch = field(default_factory=TurnWatch)
     telling: Telling | None = None
@@ -170,7 +174,7 @@ class TurnRunner:
             letters=list(begun.letters),
         )
         if begun.gate:
-            self.equip(deps)
+            await self.equip(deps, begun.workspace)
         store = TurnStore(self.database, self.enqueuer, begun.record, self.window)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
         changed = [request for request in begun.decided if request.state == "changed"]

@@ -21,6 +21,7 @@ from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import WORK
 from shellback.exec.policy import binding
+from shellback.exec.policy.rules.matching import Rules
 from shellback.settings import Settings
 from shellback.storage.db import Database
 from shellback.wiring.policing import policy_for
@@ -256,7 +257,7 @@ def test_nothing_runs_without_a_person_where_the_shell_is_not_the_one_that_is_re
     backend: PodmanBackend, shell: str, at_once: bool
 ) -> None:
     backend.shell = shell
-    policy = policy_for(Settings.load({}), cast("Database", None), backend)
+    policy = policy_for(Settings.load({}), cast("Database", None), backend, Rules())
     assert ("run at once" in policy.asking) is at_once
 
 

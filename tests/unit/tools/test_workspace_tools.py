@@ -206,8 +206,9 @@ def told(*, powered_by: str = "Podman", network: bool = False, preview: str = ""
     engine = SimpleNamespace(backend=backend, limits=Limits())
     instructions = more.pop("instructions", None)
     there = {"commands": True, "workspace": True, "sessions": False, "watches": False, "blocks": False, **more}
-    tools: Any = SimpleNamespace(engine=engine, asking="A person approves.", gate=bool, **there)
-    ctx: Any = "a run"
+    asking = "A person approves.".format
+    tools: Any = SimpleNamespace(engine=engine, asking=asking, gate=bool, **there)
+    ctx: Any = SimpleNamespace(deps=None)
     return ExecCapability(tools, instructions=instructions, preview=preview).get_instructions()(ctx)
 
 

@@ -23,8 +23,11 @@ from shellback.exec.wire.descriptors import closing
 
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
+WORKSPACES: Final = 64
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+"""The name of a workspace."""
 _TIERS: Final = {str(tier): tier for tier in Tier}
-_TOP: Final = ("tiers", "rules")
+_TOP: Final = ("tiers", "rules", "workspaces")
 _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
 _OF_RULE: Final = (
     "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
@@ -44,11 +47,21 @@ def load(path: Path | None) -> Rules:
         return Rules()
     reader = _Reader(path, _text(path))
     found = Rules(rules=reader.rules(), tiers=reader.tiers())
+    reader.workspaces()
     for rule in found.rules:
         wrong = contradiction(rule, reader.examples_of(rule), path.parent)
         if wrong is not None:
             raise PolicyUnusable(f"{rule.source}: {wrong}: change the rule or the example")
     return found
+
+
+def workspaces(path: Path | None) -> dict[str, Path]:
+    """The table `[workspaces]` of a policy file: names, and absolute paths as they are written.
+
+    Raises:
+        PolicyUnusable: The file cannot be trusted, or the table is wrong.
+    """
+    return {} if path is None else _Reader(path, _text(path)).workspaces()
 
 
 def _text(path: Path) -> str:
@@ -134,6 +147,23 @@ class _Reader:
                 raise PolicyUnusable(f"{rule.source}: {said} {twin.source} ({twin.effect}): remove one of the two")
             found.append(rule)
         return tuple(found)
+
+    def workspaces(self) -> dict[str, Path]:
+        """The table `[workspaces]`: a path for each name."""
+        start = self._find(r"\s*\[\s*workspaces\s*\]", 1)
+        given = self._table(self._top.get("workspaces", {}), start, "workspaces")
+        if len(given) > WORKSPACES:
+            raise self._wrong(start, "workspaces", f"there are {len(given)}", f"name {WORKSPACES} at most")
+        found: dict[str, Path] = {}
+        for name in given:
+            if not NAME.fullmatch(name) or name == "default":
+                remedy = "use 1 to 40 letters, digits, - and _, beginning with no sign; WORKSPACE_ROOT is default"
+                raise self._wrong(start, name, "no name of a workspace", remedy)
+            path = Path(os.path.expanduser(self._string(given, name, start) or ""))
+            if not path.is_absolute():
+                raise self._wrong(start, name, f"{str(path)!r} is not absolute", "write the whole path of a directory")
+            found[name] = path
+        return found
 
     def examples_of(self, rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Commands that the rule must match, and commands that it must not match."""

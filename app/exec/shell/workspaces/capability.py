@@ -48,15 +48,16 @@ from shellback.exec.shell.permit import Authority, run_permitted
 from shellback.exec.shell.protocol import AsyncFilesystem
 from shellback.exec.shell.words import line_of
 from shellback.exec.shell.workspaces.authority import ByCall, guarded
+from shellback.exec.shell.workspaces.ground import Ground
 
 CLOSED: Final = "tools have no workspace: ENABLE_EXECUTE is off"
 
 
 class ClosedWorkspace(UnavailableWorkspace):
-    """The workspace of a run while the gate is off, also if its history has a `ref` of an earlier one."""
+    """The workspace of a run that has none, because the gate is off or for `why`, also if its history has a `ref`."""
 
-    def __init__(self, ref: WorkspaceRef | None) -> None:
-        super().__init__(CLOSED)
+    def __init__(self, ref: WorkspaceRef | None, why: str = CLOSED) -> None:
+        super().__init__(why)
         self._ref = ref
 
     @property
@@ -76,15 +77,17 @@ class WorkspaceCapability(AbstractCapability[Any]):
 
     An approved tool call may change the workspace; all others only read it. `name` is the workspace's in references;
     by default it is derived from host and path. `place` is a number for each recorded step of a durable engine, 0
-    outside of one. `fenced` is entered around each command; `made` is awaited before each operation.
+    outside of one. `fenced` is entered around each command; `made` is awaited before each operation. `ground` finds the
+    workspace of a run, or says why it has none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that a workspace is put together from
         self,
         engine: Engine,
         policy: Policy,
         files: Files,
         *,
+        ground: Callable[[RunContext[Any]], Ground | str] | None = None,
         enabled: bool = True,
         name: str | None = None,
         place: Callable[[], int] = nowhere,
@@ -93,9 +96,12 @@ class WorkspaceCapability(AbstractCapability[Any]):
     ) -> None:
         self._made = made
         self.id = "shellback_workspace"
-        self._engine = engine
-        self._policy = policy
-        self._files = files
+        own = Ground(engine=engine, policy=policy, files=files)
+
+        def here(_: RunContext[Any]) -> Ground | str:
+            return own
+
+        self._ground = ground or here
         self._enabled = enabled
         self._name = name or workspace_id(engine)
         self._place = place
@@ -107,11 +113,13 @@ class WorkspaceCapability(AbstractCapability[Any]):
             return None
         if not self._open(ctx):
             return ClosedWorkspace(ref)
-        scope = conversation_of(ctx)
+        scope, here = conversation_of(ctx), self._ground(ctx)
+        if isinstance(here, str):
+            return ClosedWorkspace(ref, here)
         return ShellbackWorkspace(
-            self._engine,
-            ByCall(self._engine, self._policy),
-            guarded(self._files, self._policy, scope),
+            here.engine,
+            ByCall(here.engine, here.policy),
+            guarded(here.files, here.policy, scope),
             origin=self._names(ctx),
             scope=scope,
             name=self._name,

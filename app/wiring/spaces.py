@@ -1,0 +1,144 @@
+"""The workspaces of a host: WORKSPACE_ROOT, and those that the operator's file names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shellback.exec.backends import view
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.policy.rules.file import workspaces
+from shellback.orders import note_workspace
+from shellback.work.queue.mailbox import DEFAULT, Workspace, workspace_of
+
+if TYPE_CHECKING:
+    from shellback.exec.tools.bench import Bench
+    from shellback.settings import Settings
+    from shellback.storage.db import Database
+
+_ADD: Final = "`shellback workspaces list` shows them, `shellback workspaces add NAME PATH` adds one"
+
+
+def named(settings: Settings) -> dict[str, Path]:
+    """The named workspaces, their paths without symlinks; a mistake in one refuses all.
+
+    Raises:
+        PolicyUnusable: The operator's file cannot be trusted, or its table is wrong.
+        WorkspaceUnusable: Two have the same path, one is inside another, or one would give agents what is not theirs.
+    """
+    found: dict[str, Path] = {}
+    for name, path in workspaces(settings.policy).items():
+        real = Path(os.path.realpath(path))
+        why = objection(settings, real, found)
+        if why is not None:
+            raise WorkspaceUnusable(f"workspace {name} ({path}): {why}; correct it in {settings.policy}")
+        found[name] = real
+    return found
+
+
+def objection(settings: Settings, real: Path, others: dict[str, Path]) -> str | None:
+    """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can."""
+    if (why := view.unusable(real, settings.hidden)) is not None:
+        return why
+    first = settings.workspace_root
+    if "workspace_root" in settings.model_fields_set or first.exists():  # else nobody works in ./workspace from here
+        others = {DEFAULT: Path(os.path.realpath(first)), **others}
+    for name, other in others.items():
+        if real == other:
+            return f"{real} is workspace {name} already"
+        if real.is_relative_to(other) or other.is_relative_to(real):
+            where = "is in it" if other.is_relative_to(real) else "contains it"
+            return f"workspace {name} ({other}) {where}: take a directory beside it"
+    ours = (settings.shellback_home, *([settings.policy] if settings.policy else []))
+    for place in map(Path, map(os.path.realpath, ours)):
+        if place.is_relative_to(real):
+            return f"{place} is in it, and agents would write there: take another directory"
+    return None
+
+
+def bound(settings: Settings, name: str) -> Workspace:
+    """The workspace with this name, as a new conversation is bound to it.
+
+    Raises:
+        PolicyUnusable: The operator's file cannot be read.
+        WorkspaceUnusable: There is none, or it is missing or no directory.
+    """
+    if name == DEFAULT:
+        return Workspace()
+    found = named(settings)
+    if name not in found:
+        known = ", ".join([DEFAULT, *found])
+        raise WorkspaceUnusable(f"there is no workspace {name!r}; there are {known}: {_ADD}")
+    if not found[name].is_dir():
+        raise WorkspaceUnusable(f"workspace {name} is missing: {found[name]} is no directory; create it")
+    return Workspace(name, str(found[name]))
+
+
+def path_of(settings: Settings, workspace: Workspace) -> Path:
+    """The directory to which a conversation is bound, if it may still work there.
+
+    Raises:
+        PolicyUnusable: The operator's file cannot be read.
+        WorkspaceUnusable: It is not configured any more, or has another path, or is missing.
+    """
+    if not workspace.path:
+        return settings.workspace_root
+    now, name = named(settings).get(workspace.name), workspace.name
+    if now is None:
+        raise WorkspaceUnusable(
+            f"workspace {name}, in which this conversation works, is not configured any more: `shellback workspaces add"
+            f" {name} {workspace.path}` adds it again"
+        )
+    if str(now) != workspace.path:
+        raise WorkspaceUnusable(
+            f"workspace {name} has another path since this conversation began: {now}, not {workspace.path}. Give it the"
+            " former path, or begin another conversation"
+        )
+    if not now.is_dir():
+        raise WorkspaceUnusable(
+            f"workspace {name} is missing: {now} is no directory; put it back, or begin another conversation"
+        )
+    return now
+
+
+class Benches:
+    """Finds the bench of each conversation; `made` makes one for a path when it is needed first, and may block."""
+
+    def __init__(self, settings: Settings, database: Database, first: Bench, made: Callable[[str], Bench]) -> None:
+        self._settings = settings
+        self._database = database
+        self._made = made
+        self._root = os.path.realpath(settings.workspace_root)
+        self._known = {str(first.engine.workspace): first}
+        self._one = asyncio.Lock()
+
+    async def of(self, conversation_id: str) -> Bench:
+        """The bench of a conversation, and raises as `at`."""
+        return await self.at(await self._database.read(workspace_of, conversation_id) or Workspace())
+
+    async def at(self, workspace: Workspace) -> Bench:
+        """The bench in the workspace to which a conversation is bound; never that of another workspace.
+
+        Raises:
+            BackendUnavailable: Commands cannot run there.
+            PolicyUnusable: The operator's file cannot be read.
+            WorkspaceUnusable: The workspace is missing, has moved, cannot be written, or is not configured any more.
+        """
+        path = workspace.path or self._root
+        if workspace.path:
+            await asyncio.to_thread(path_of, self._settings, workspace)
+        if path not in self._known:
+            async with self._one:
+                if path not in self._known:
+                    self._known[path] = await asyncio.to_thread(self._new, path)
+        found = self._known[path]
+        found.engine.backend.named = workspace.name if workspace.path else ""
+        return found
+
+    def _new(self, path: str) -> Bench:
+        # From now on no file in it is obeyed.
+        note_workspace(self._settings.shellback_home, Path(path))
+        return self._made(path)

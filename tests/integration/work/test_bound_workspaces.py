@@ -1,0 +1,317 @@
+"""A conversation works in the workspace it began in, and in no other, whichever process carries out its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import sqlalchemy as sa
+from pydantic_ai.workspaces import WorkspaceUnavailableError
+
+from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.policy.commands import proposal_for
+from shellback.exec.shell.workspaces.capability import WorkspaceCapability
+from shellback.mcp_server import requests
+from shellback.mcp_server.answer import Answer, Asked
+from shellback.mcp_server.calls import Calls
+from shellback.storage.tables import audit, conversations
+from shellback.storage.tables import rules as saved_rules
+from shellback.wiring import wiring
+from shellback.wiring.choice import choose, made
+from shellback.wiring.equipping import equipped
+from shellback.wiring.spaces import bound
+from shellback.work.approvals import approvals
+from shellback.work.errors import InvalidRequest
+from shellback.work.queue.mailbox import Workspace, workspace_of
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
+from tests import sandboxes
+from tests.commands import facts, told
+from tests.podmans import contained
+from tests.stage import Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def on(database_url: str) -> Generator[Stage]:
+    with stage(database_url) as made_one:
+        yield made_one
+
+
+@pytest.fixture
+def boxed() -> Generator[Stage]:
+    sandboxes.needed()
+    with stage(BACKEND="bubblewrap") as made_one:
+        yield made_one
+
+
+@pytest.fixture
+def canned() -> Generator[Stage]:
+    with contained("podman") as made_one:
+        yield made_one
+
+
+def added(on: Stage, name: str) -> Path:
+    """A named workspace."""
+    path = on.root / name
+    facts(told(on, "workspaces", "add", name, str(path), "--make", "--json"))
+    return path
+
+
+@asynccontextmanager
+async def connected(on: Stage) -> AsyncGenerator[Calls]:
+    """One process that serves all conversations of the test."""
+    with wiring.mcp_calls(on.where, choose(on.settings).backend) as calls:
+        await calls.start()
+        try:
+            yield calls
+        finally:
+            await calls.stop()
+
+
+async def called(on: Stage, calls: Calls, talk: str, tool: str, *, key: str = "1", **args: Any) -> Answer:
+    """The answer to a call of conversation `talk`, approved by a person if one is asked."""
+    one = calls.connected(talk, name=talk)
+    task = asyncio.create_task(one.call(Asked(client="tester", id=key, tool=tool, args=args)))
+    while not task.done():
+        for request in await asyncio.to_thread(on.requests):
+            await asyncio.to_thread(on.decide, request)
+        await asyncio.wait({task}, timeout=0.05)
+    return await task
+
+
+def begun(on: Stage, talk: str, name: str) -> None:
+    on.write(requests.opened, talk, on.where.host_id, bound(on.settings, name))
+
+
+def test_a_conversation_keeps_the_workspace_that_it_began_in(on: Stage) -> None:
+    web = Workspace("web", str(added(on, "web")))
+    on.send("hello", "in.web", workspace=bound(on.settings, "web"))
+    on.send("again", "in.web")
+    on.send("again", "in.web", workspace=web)
+    on.send("hello", "plain")
+    on.send("again", "plain", workspace=bound(on.settings, "default"))
+    assert on.read(workspace_of, "in.web") == web
+    assert on.read(workspace_of, "plain") == Workspace()
+    for talk, other in (("in.web", "default"), ("plain", "web")):
+        with pytest.raises(InvalidRequest, match=rf"conversation {talk} works in .* since its start, not in {other}"):
+            on.send("elsewhere", talk, workspace=bound(on.settings, other))
+    assert on.read(workspace_of, "nobody") is None
+
+
+async def test_the_workspace_of_the_conversation_decides_where_its_calls_work(on: Stage) -> None:
+    web, api = added(on, "web"), added(on, "api")
+    for talk, name in (("in.web", "web"), ("in.api", "api"), ("plain", "default")):
+        begun(on, talk, name)
+    async with connected(on) as calls:
+        for talk, place in (("in.web", web), ("in.api", api), ("plain", on.workspace), ("in.web", web)):
+            done = await called(on, calls, talk, "execute", key="e", command="pwd; echo nonce >> nonce")
+            assert done.texts[0].startswith(f"{place}\n")
+            done = await called(on, calls, talk, "write_file", key="w", path="made", content=talk)
+            assert not done.failed, done.texts
+            if place == on.workspace:
+                continue
+            shown = {one.display["workspace"] for one in on.read(approvals.find, conversation_id=talk)}
+            assert shown == {f"{place.name} ({place})"}
+    for talk, place in (("in.web", web), ("in.api", api), ("plain", on.workspace)):
+        assert (place / "nonce").read_text() == "nonce\n"
+        assert (place / "made").read_text() == talk
+        assert len(list((place / ".tmp" / "exec").iterdir())) == 1
+    assert {(one.conversation_id, one.workspace) for one in on.sessions()} == {
+        ("in.web", str(web)),
+        ("in.api", str(api)),
+        ("plain", str(on.workspace)),
+    }
+
+
+async def test_a_workspace_that_cannot_be_used_fails_its_calls_and_no_other_takes_its_place(on: Stage) -> None:
+    web = added(on, "web")
+    begun(on, "in.web", "web")
+    aside = web.with_name("aside")
+    async with connected(on) as calls:
+
+        async def refused(because: str) -> None:
+            for tool, args in (("execute", {"command": "touch here"}), ("write_file", {"path": "f", "content": "x"})):
+                answer = await called(on, calls, "in.web", tool, **args)
+                assert answer.failed
+                assert because in answer.texts[0]
+            assert (await called(on, calls, "plain", "execute", key=because, command="true")).facts["exit_code"] == 0
+
+        web.rename(aside)
+        await refused("workspace web is missing")
+        web.symlink_to(on.workspace)
+        await refused("workspace web")
+        web.unlink()
+        aside.rename(web)
+        facts(told(on, "workspaces", "remove", "web", "--force", "--json"))
+        await refused("not configured any more")
+        other = on.root / "other"
+        facts(told(on, "workspaces", "add", "web", str(other), "--make", "--json"))
+        await refused("has another path since this conversation began")
+        facts(told(on, "workspaces", "remove", "web", "--force", "--json"))
+        facts(told(on, "workspaces", "add", "web", str(web), "--json"))
+        done = await called(on, calls, "in.web", "execute", key="last", command="pwd")
+        assert done.texts[0].startswith(f"{web}\n")
+    for place in (on.workspace, other, web):
+        assert not {"here", "f"} & {one.name for one in place.iterdir()}
+
+
+async def test_an_approval_of_one_workspace_is_none_in_another(on: Stage) -> None:
+    added(on, "web")
+    api = added(on, "api")
+    begun(on, "talk", "web")
+    async with connected(on) as calls:
+        one = calls.connected("talk", name="talk")
+        call = Asked(client="tester", id="1", tool="execute", args={"command": "touch here"})
+        waiting = asyncio.create_task(one.call(call))
+        request = await asyncio.to_thread(on.pending, "talk")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.to_thread(on.decide, request)
+        rebound = sa.update(conversations).values(workspace="api", workspace_path=str(api))
+        on.change(rebound.where(conversations.c.id == "talk"))
+        with pytest.raises(InvalidRequest, match="what the call would do has changed"):
+            await one.call(call)
+    assert on.sessions() == []
+    assert "used" not in on.scalars(sa.select(audit.c.event))
+
+
+def test_the_name_of_a_workspace_is_part_of_what_is_approved(on: Stage) -> None:
+    """Also where path and all else are the same."""
+    digests: set[str] = set()
+    for name in ("", "web", "api"):
+        backend = made(on.settings, "host")
+        backend.named = name
+        spec = CommandSpec(command="true", cwd=str(on.workspace), profile=WORK)
+        proposal = proposal_for(spec, backend)
+        assert proposal.facts.get("workspace") == (f"{name} ({on.workspace})" if name else None)
+        digests.add(proposal.digest)
+    assert len(digests) == 3
+
+
+async def test_a_rule_that_was_saved_in_one_workspace_does_not_hold_in_another(on: Stage) -> None:
+    added(on, "web")
+    added(on, "api")
+    begun(on, "in.web", "web")
+    begun(on, "in.api", "api")
+    async with connected(on) as calls:
+        web, api = (calls.connected(name, name=name) for name in ("in.web", "in.api"))
+        task = asyncio.create_task(web.call(Asked(client="t", id="1", tool="execute", args={"command": "touch x"})))
+        request = await asyncio.to_thread(on.pending, "in.web")
+        approve = ("approvals", "approve", request.id, "--remember", "--everywhere", "--yes")
+        done = await asyncio.to_thread(told, on, *approve)
+        assert done.returncode == 0, done.stderr
+        await task
+        assert on.scalars(sa.select(sa.func.count()).select_from(saved_rules)) == [1]
+        again = await web.call(Asked(client="t", id="2", tool="execute", args={"command": "touch x"}))
+        assert again.facts["exit_code"] == 0
+        asks = asyncio.create_task(api.call(Asked(client="t", id="3", tool="execute", args={"command": "touch x"})))
+        assert (await asyncio.to_thread(on.pending, "in.api")).conversation_id == "in.api"
+        asks.cancel()
+        await asyncio.gather(asks, return_exceptions=True)
+
+
+async def test_in_a_sandbox_a_conversation_reaches_no_other_workspace(boxed: Stage) -> None:
+    on = boxed
+    web, api = added(on, "web"), added(on, "api")
+    begun(on, "in.web", "web")
+    for place in (web, api, on.workspace):
+        (place / "own").write_text(place.name)
+    async with connected(on) as calls:
+        # Both keys: nobody is asked, and the profile holds it to its own workspace.
+        read = await called(on, calls, "in.web", "execute", command="cat own")
+        assert read.texts[0].startswith("web\n") or read.texts[0].startswith("web[")
+        assert on.scalars(sa.select(audit.c.event)) == ["auto_approved"]
+        for other in (api, on.workspace):
+            line = f"cat own; cat {other}/own; ls {other}; touch {other}/stolen; echo over"
+            done = await called(on, calls, "in.web", "execute", key=str(other), command=line)
+            assert done.texts[0].count(other.name) == done.texts[0].count(f"{other}"), "only its path is named"
+            assert "over" in done.texts[0]
+            for tool, args in (
+                ("read_file", {"path": f"{other}/own"}),
+                ("write_file", {"path": f"{other}/stolen", "content": "x"}),
+                ("execute", {"command": "pwd", "cwd": str(other)}),
+            ):
+                answer = await called(on, calls, "in.web", tool, key=f"{tool} {other}", **args)
+                assert answer.failed, (tool, answer.texts)
+            assert not (other / "stolen").exists()
+        running = await called(on, calls, "in.web", "execute", key="bg", command="sleep 60 > log", background=True)
+        session = running.facts["session_id"]
+    async with connected(on) as later:
+        # Whoever comes next looks at what it makes where it works.
+        inspectors = {str(view.workspace): view.inspector for view in later.engine.whole.views.values()}
+        watched = {path: session in cast("Any", one)._live for path, one in inspectors.items()}
+        assert watched == {str(web): True, str(on.workspace): False}
+        await called(on, later, "in.web", "process_kill", key="kill", session_id=session)
+
+
+async def test_shells_of_two_workspaces_start_in_their_own(on: Stage) -> None:
+    web = added(on, "web")
+    begun(on, "in.web", "web")
+    async with connected(on) as calls:
+        for talk, place in (("in.web", web), ("plain", on.workspace)):
+            started = await called(on, calls, talk, "shell_session", key="s", action="start")
+            session = started.facts["session_id"]
+            done = await called(
+                on, calls, talk, "shell_session", key="x", action="exec", session_id=session, command="pwd"
+            )
+            assert str(place) in done.texts[0], done.texts
+            with contextlib.suppress(KeyError):
+                await called(on, calls, talk, "process_kill", key="k", session_id=session)
+    shutil.rmtree(web)
+
+
+async def test_each_workspace_is_that_of_the_containers_of_its_conversations(canned: Stage) -> None:
+    on = canned
+    web = added(on, "web")
+    await asyncio.to_thread(web.chmod, 0o775)
+    begun(on, "in.web", "web")
+    async with connected(on) as calls:
+        for talk in ("in.web", "plain"):
+            line = f"pwd; echo {talk} > made"
+            done = await called(on, calls, talk, "execute", command=line)
+            assert done.texts[0].startswith("/workspace\n"), done.texts
+            read = await called(on, calls, talk, "read_file", key="r", path="/workspace/made")
+            assert talk in read.texts[0]
+    assert [(place / "made").read_text() for place in (web, on.workspace)] == ["in.web\n", "plain\n"]
+    rows = {one["scope"]: one["overlay_path"] for one in facts(told(on, "containers", "--json"))}
+    assert rows == {"in.web": str(web), "plain": str(on.workspace)}
+
+
+async def test_code_of_tools_works_in_the_workspace_of_its_turn_or_in_none(boxed: Stage) -> None:
+    on = boxed
+    web = added(on, "web")
+    bound_to_web = bound(on.settings, "web")
+    equipment = equipped(on.where, choose(on.settings).backend, on.enqueuer, blocks=True)
+    tools = WorkspaceCapability(
+        equipment.engine, equipment.policy, equipment.files, ground=ground_in_turn, place=place_in_turn
+    )
+
+    async def turn(workspace: Workspace) -> tuple[TurnDeps, Any]:
+        talk, now = f"in.{workspace.name}", time.time()
+        deps = TurnDeps(conversation_id=talk, turn_id="", epoch=0, gate=True, began_at=now, seconds=60.0)
+        await settle(deps, workspace, equipment.benches.at)
+        return deps, tools.get_workspace(cast("Any", SimpleNamespace(deps=deps, conversation_id="")), ref=None)
+
+    async with equipment.engine:
+        for workspace, place in ((bound_to_web, web), (Workspace(), on.workspace)):
+            deps, there = await turn(workspace)
+            assert deps.async_shell is not None
+            assert (await deps.async_shell.execute("pwd")).stdout == f"{place}\n"
+            assert deps.async_filesystem is not None
+            assert await deps.async_filesystem.realpath(".") == str(place)
+            assert await there.working_dir() == str(place)
+        facts(told(on, "workspaces", "remove", "web", "--json"))
+        deps, there = await turn(bound_to_web)
+        assert (deps.async_shell, deps.shell, deps.filesystem) == (None, None, None)
+        with pytest.raises(WorkspaceUnavailableError, match="not configured any more"):
+            await there.run(["true"])
