@@ -138,6 +138,6 @@ def _opened(settings: Settings, conversation: str | None, wanted: Workspace | No
         known = None if conversation is None else where.database.read_now(workspace_of, conversation)
         # Of another one than the wanted one each call says so.
         backend = choose(settings, path_of(settings, wanted or known or Workspace())).backend
-        with wiring.mcp_calls(where, backend, wanted) as calls:
+        with wiring.mcp_calls(where, backend, wanted or known) as calls:
             note_workspace(where.home, backend.workspace)
             yield calls

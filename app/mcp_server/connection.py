@@ -36,6 +36,7 @@ from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed, refusal
 from shellback.work.errors import ApprovalSettled
+from shellback.work.queue.mailbox import Workspace
 
 if TYPE_CHECKING:
     from shellback.mcp_server.calls import Calls
@@ -80,6 +81,9 @@ class Connection:
     turn_id: str
     """Names the connection where a turn's calls name their turn; no row of `turns` has it."""
     _opened: dict[str, float] = field(init=False, default_factory=dict[str, float])
+    """When each conversation was known to exist."""
+    _bound: dict[str, Workspace] = field(init=False, default_factory=dict[str, Workspace])
+    """Where each works, also if it was deleted meanwhile and begins again."""
     _leaving: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
 
     async def call(self, asked: Asked, way: Way | None = None) -> Answer:
@@ -96,9 +100,12 @@ class Connection:
             conversation = await self._conversation(name)
             with about(conversation=conversation):
                 try:
-                    return await self._run(conversation, asked, None, until, way)
+                    answer = await self._run(conversation, asked, None, until, way)
                 except ApprovalRequired:
-                    return await self._approved(conversation, asked, until, way)
+                    answer = await self._approved(conversation, asked, until, way)
+                if answer.failed:  # it may not be there any more
+                    self._opened.pop(name, None)
+                return answer
         finally:
             calls.serving[served] -= 1
             calls.serving += Counter()  # without those at zero
@@ -156,7 +163,8 @@ class Connection:
 
     async def _conversation(self, name: str) -> str:
         if time.monotonic() - self._opened.get(name, -FRESH_S) >= FRESH_S:
-            await self.calls.database.write(requests.opened, name, self.calls.host_id, self.calls.workspace)
+            bound = self._bound.get(name, self.calls.workspace)
+            self._bound[name] = await self.calls.database.write(requests.opened, name, self.calls.host_id, bound)
             self._opened[name] = time.monotonic()
             await self.calls.tasks.resume(self, name)
             await self._settle(name)

@@ -37,8 +37,8 @@ def name_for(client: str, workspace: Path, host_id: str) -> str:
     return ".".join(("mcp", *filter(None, said), digest))
 
 
-def opened(conn: sa.Connection, name: str, host_id: str, workspace: Workspace | None = None) -> None:
-    """Have the conversation exist for MCP clients; a new one works in `workspace`.
+def opened(conn: sa.Connection, name: str, host_id: str, workspace: Workspace | None = None) -> Workspace:
+    """Have the conversation exist for MCP clients; a new one works in `workspace`. Returns that in which it works.
 
     Raises:
         InvalidRequest: The name is not acceptable, or the conversation is an agent's or another host's, or works in
@@ -53,6 +53,7 @@ def opened(conn: sa.Connection, name: str, host_id: str, workspace: Workspace | 
             f"conversation {name} is on another host, where its processes are: give another name with --conversation,"
             f" or move it here with `shellback adopt conversation {name}`"
         )
+    return mailbox.bound_to(row)
 
 
 def asked(

@@ -50,7 +50,8 @@ GATE: Final = (
     "ENABLE_EXECUTE=true in this server's environment or its .env, and starts it again."
 )
 _INSTRUCTIONS: Final = (
-    "These tools run commands and work on files in the workspace {workspace}. A call may wait for a person who "
+    "These tools run commands and work on files in the workspace {workspace}, or in that of the conversation if it is "
+    "bound to another. A call may wait for a person who "
     "approves it; if none does within 45 s, the answer says so: make exactly the same call again. Calls return within "
     "45 s; what still runs goes on as a session, which outlives this connection. Where a description says that you are "
     "told of an end or woken, you are not: use process_wait, process_poll and process_list. A process with the "

@@ -75,8 +75,12 @@ def equipped(
     def elsewhere(workspace: str) -> tuple[ChosenBackend, Inspector | None]:
         """Where commands run in another workspace, as for sessions of an earlier worker before any turn."""
         there = choice.elsewhere(settings, backend, workspace)
-        kept = inspections / "workspaces" / hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
-        return there, inspector_of(there, kept, SqlFindings(database, where.host_id))
+        return there, inspector(there)
+
+    def inspector(there: ChosenBackend) -> Inspector | None:
+        """What inspects a workspace: its memory is of this path alone, whichever process works there first."""
+        kept = where.home / "inspection" / hashlib.sha256(os.fsencode(there.workspace)).hexdigest()[:32]
+        return inspector_of(there, kept, SqlFindings(database, where.host_id))
 
     def bench(workspace: str) -> Bench:
         there = engine.at(workspace)
@@ -96,7 +100,6 @@ def equipped(
         )
         return Bench(engine=engine, policy=policy, files=files, calls=calls)
 
-    inspections = where.home / "inspection"
     sink = CallbackSink(enqueuer, where.host_id, payload_of)
     store = SqlSessionStore(
         database,
@@ -124,7 +127,7 @@ def equipped(
             unattended_timeout_s=settings.unattended_timeout,
         ),
         watch=watch or Unwatched(),
-        inspector=inspector_of(backend, inspections, SqlFindings(database, where.host_id)),
+        inspector=inspector(backend),
         elsewhere=elsewhere,
     )
     written = load(settings.policy)

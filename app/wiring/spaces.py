@@ -86,12 +86,14 @@ def path_of(settings: Settings, workspace: Workspace) -> Path:
     """
     if not workspace.path:
         return settings.workspace_root
-    now, name = named(settings).get(workspace.name), workspace.name
-    if now is None:
+    # The others may be wrong, or hang: this one was compared with them when the conversation began.
+    name, written = workspace.name, workspaces(settings.policy).get(workspace.name)
+    if written is None:
         raise WorkspaceUnusable(
             f"workspace {name}, in which this conversation works, is not configured any more: `shellback workspaces add"
             f" {name} {workspace.path}` adds it again"
         )
+    now = Path(os.path.realpath(written))
     if str(now) != workspace.path:
         raise WorkspaceUnusable(
             f"workspace {name} has another path since this conversation began: {now}, not {workspace.path}. Give it the"
@@ -117,7 +119,10 @@ class Benches:
 
     async def of(self, conversation_id: str) -> Bench:
         """The bench of a conversation, and raises as `at`."""
-        return await self.at(await self._database.read(workspace_of, conversation_id) or Workspace())
+        found = await self._database.read(workspace_of, conversation_id)
+        if found is None:
+            raise WorkspaceUnusable(f"conversation {conversation_id} is not there any more; make the call again")
+        return await self.at(found)
 
     async def at(self, workspace: Workspace) -> Bench:
         """The bench in the workspace to which a conversation is bound; never that of another workspace.
@@ -140,5 +145,8 @@ class Benches:
 
     def _new(self, path: str) -> Bench:
         # From now on no file in it is obeyed.
-        note_workspace(self._settings.shellback_home, Path(path))
-        return self._made(path)
+        try:
+            note_workspace(self._settings.shellback_home, Path(path))
+            return self._made(path)
+        except OSError as error:
+            raise WorkspaceUnusable(f"workspace {path} cannot be used now: {error}") from error

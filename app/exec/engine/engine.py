@@ -122,6 +122,8 @@ class Engine:
             made.workspace = made.backend.workspace
             made.links = self._links_of(made.workspace, self.links.sessions)
             made.unlinked = SoonLinked(made.links, self._do_later)
+            if str(made.workspace) != workspace:
+                return made  # the path leads elsewhere now, which may be mended
             views[workspace] = made
         return views.get(workspace, self)
 

@@ -409,7 +409,7 @@ class Memory:
         self._noted = dict(places)
         aside = self._path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             aside.write_text(json.dumps(self._noted), "ascii")
             os.replace(aside, self._path)
 
@@ -465,9 +465,7 @@ class Quarantine:
         return str(kept)
 
     def _move(self, directory: int, name: str, kept: Path) -> None:
-        for made in (self._home, kept.parent):
-            with contextlib.suppress(FileExistsError):
-                made.mkdir(mode=0o700)
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             os.rename(name, kept, src_dir_fd=directory)
         except OSError as error:
