@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
@@ -87,6 +89,17 @@ async def called(on: Stage, calls: Calls, talk: str, tool: str, *, key: str = "1
             await asyncio.to_thread(on.decide, request)
         await asyncio.wait({task}, timeout=0.05)
     return await task
+
+
+def repository(place: Path) -> None:
+    """One that a person has made, with what commands may not make; commands may write it."""
+    config, hook = str(place / ".git" / "config"), place / ".git" / "hooks" / "pre-commit"
+    subprocess.run(["git", "init", "-q", str(place)], check=True)
+    subprocess.run(["git", "config", "-f", config, "core.sshCommand", "ssh -i key"], check=True)
+    hook.write_text("#!/bin/sh\nmake lint\n")
+    hook.chmod(0o755)
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", f"{place.stat().st_uid}:{place.stat().st_gid}", str(place)], check=True)
 
 
 def begun(on: Stage, talk: str, name: str) -> None:
@@ -218,6 +231,71 @@ async def test_a_rule_that_was_saved_in_one_workspace_does_not_hold_in_another(o
         assert (await asyncio.to_thread(on.pending, "in.api")).conversation_id == "in.api"
         asks.cancel()
         await asyncio.gather(asks, return_exceptions=True)
+
+
+async def test_a_conversation_that_was_deleted_falls_back_to_no_other_workspace(on: Stage) -> None:
+    web = added(on, "web")
+    begun(on, "in.web", "web")
+    async with connected(on) as calls:
+        await called(on, calls, "in.web", "execute", key="a", command="true")
+        on.change(sa.delete(conversations).where(conversations.c.id == "in.web"))
+        gone = await called(on, calls, "in.web", "execute", key="b", command="echo x > stray")
+        assert gone.failed
+        assert "conversation in.web is not there any more; make the call again" in gone.texts[0]
+        again = await called(on, calls, "in.web", "execute", key="c", command="pwd")
+        assert again.texts[0].startswith(f"{web}\n")
+    assert on.read(workspace_of, "in.web") == bound(on.settings, "web")
+    assert not (on.workspace / "stray").exists()
+
+
+async def test_one_wrong_workspace_stops_no_other(on: Stage) -> None:
+    web, api = added(on, "web"), added(on, "api")
+    begun(on, "in.web", "web")
+    begun(on, "in.api", "api")
+    api.rmdir()
+    api.symlink_to(web)
+    async with connected(on) as calls:
+        done = await called(on, calls, "in.web", "execute", key="a", command="pwd")
+        assert done.texts[0].startswith(f"{web}\n")
+        refused = await called(on, calls, "in.api", "execute", key="b", command="touch stray")
+        assert "workspace api has another path since this conversation began" in refused.texts[0]
+    assert not (web / "stray").exists()
+
+
+async def test_inspections_of_two_workspaces_remember_apart(boxed: Stage) -> None:
+    """Also where a process works first in another workspace than the worker does."""
+    on, web = boxed, added(boxed, "web")
+    for place in (on.workspace, web):
+        await asyncio.to_thread(repository, place)
+    begun(on, "plain", "default")
+    async with connected(on) as calls:
+        run = await called(on, calls, "plain", "execute", key="bg", command="sleep 600 > log", background=True)
+    workspace = bound(on.settings, "web")
+    with wiring.mcp_calls(on.where, choose(on.settings, web).backend, workspace) as other:
+        await other.start()
+        await other.stop()
+    async with connected(on) as calls:
+        assert (on.workspace / ".git" / "config").exists()
+        assert (on.workspace / ".git" / "hooks" / "pre-commit").exists()
+        await called(on, calls, "plain", "process_kill", key="k", session_id=run.facts["session_id"])
+
+
+async def test_what_a_command_makes_in_a_named_workspace_while_nobody_looks_is_inspected(boxed: Stage) -> None:
+    on, web = boxed, added(boxed, "web")
+    begun(on, "in.web", "web")
+    late = "until [ -e go ]; do sleep 0.02; done; mkdir late; cd late; git init -q; git config core.sshCommand evil"
+    async with connected(on) as calls:
+        command = f"{late}; touch made; sleep 600"
+        run = await called(on, calls, "in.web", "execute", key="bg", command=command, background=True)
+        await called(on, calls, "in.web", "execute", key="a", command="true")
+    (web / "go").touch()
+    await asyncio.to_thread(on.until, "a repository", (web / "late" / "made").exists)
+    async with connected(on) as calls:
+        await called(on, calls, "in.web", "execute", key="b", command="true")
+        assert not (web / "late" / ".git" / "config").exists()
+        kept = [path for path in (on.home / "inspection").rglob("config") if path.is_file()]
+        assert len(kept) == 1
+        await called(on, calls, "in.web", "process_kill", key="k", session_id=run.facts["session_id"])
 
 
 async def test_in_a_sandbox_a_conversation_reaches_no_other_workspace(boxed: Stage) -> None:
