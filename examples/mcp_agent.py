@@ -26,13 +26,14 @@ async def main(model: str, message: str) -> None:
             "SHELLBACK_HOME": str(Path("state").absolute()),
         },
     )
-    tools = MCPToolset[None](shellback, tool_error_behavior="failed")
+    # The first start takes seconds. A refusal is a result, not a call that failed and is tried again.
+    tools = MCPToolset(shellback, init_timeout=60, tool_error_behavior="failed")
     async with Agent(model, toolsets=[tools]) as agent:
         result = await agent.run(message, event_stream_handler=show)
     print(result.output)
 
 
-async def show(_: RunContext[None], events: AsyncIterable[AgentStreamEvent]) -> None:
+async def show(_: RunContext[object], events: AsyncIterable[AgentStreamEvent]) -> None:
     """Print each call when it is made: it may wait for a person."""
     async for event in events:
         if isinstance(event, FunctionToolCallEvent):

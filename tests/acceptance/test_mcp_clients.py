@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -53,7 +52,7 @@ class Place:
         program, settings = on.root / "bin/shellback", {**OURS, **on.environ, "PATH": os.environ["PATH"]}
         program.parent.mkdir()
         lines = [f"export {name}={shlex.quote(value)}" for name, value in settings.items() if name not in GIVEN]
-        start = f"exec {shlex.join(PROGRAM)} \"$@\""
+        start = f'exec {shlex.join(PROGRAM)} "$@"'
         program.write_text("\n".join(["#!/bin/sh", f"echo $$ > {self._pid}", *lines, start, ""]))
         program.chmod(0o755)
         self.environ = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(on.root), **NOWHERE}
@@ -76,6 +75,7 @@ class Place:
 @pytest.fixture
 def place() -> Generator[Place]:
     with stage() as on, serving(model := ModelServer()):
+        on.patience_s *= 2  # a client of 300 MB, or with many imports, on a busy machine
         yield Place(on, model)
 
 
@@ -113,7 +113,7 @@ def running(process: subprocess.Popen[str]) -> Generator[Callable[[], str]]:
         yield answer
     finally:
         process.kill()
-        process.communicate()
+        print(*process.communicate())
 
 
 def returned(place: Place) -> str:
