@@ -3,7 +3,8 @@
     python examples/model_server.py --port 8123
 
 It is not a language model. It asks for `execute` for each line of a message that begins with `$ ` (with ` &` at
-the end: in the background), one call a response, and says everything else back, with what the calls returned.
+the end: in the background), and for another tool for `! TOOL {"argument": "value"}`, one call a response. It says
+everything else back, with what the calls returned.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ Event: TypeAlias = tuple[str, Json]
 
 @dataclass(frozen=True)
 class Reply:
-    """What the stand-in answers: a text, or one call of `execute`."""
+    """What the stand-in answers: a text, or one call of a tool."""
 
     text: str = ""
     args: Json | None = None
     number: int = 0
+    tool: str = "execute"
 
     @property
     def call_id(self) -> str:
@@ -36,6 +38,8 @@ class Reply:
         return f"call_{self.number}"
 
 
+WISHES = ("$ ", "! ")
+"""How a line begins that asks for a call."""
 NOTICES = ("A process in the background has ended.", "[turn failed")
 """How what Shellback itself says to a model begins."""
 
@@ -47,16 +51,32 @@ def reply_to(said: list[Said]) -> Reply:
     # What a notice about a process quotes is no wish of anybody.
     asked = [text for who, text in heard if who == "user" and not text.startswith(NOTICES)]
     lines = [line for text in asked for line in text.splitlines()]
-    wanted = [line[2:] for line in lines if line.startswith("$ ")]
+    wanted = [line for line in lines if line.startswith(WISHES)]
     made = sum(who == "call" for who, _ in heard)
     if made < len(wanted):
-        command = wanted[made]
-        background = command.endswith(" &")
-        args: Json = {"command": command.removesuffix(" &")} | ({"background": True} if background else {})
-        return Reply(args=args, number=1 + sum(who == "call" for who, _ in said))
+        tool, args = _wish(wanted[made])
+        return Reply(args=args, number=1 + sum(who == "call" for who, _ in said), tool=tool)
     told = [text for who, text in heard if who == "result" or text.startswith(NOTICES)]
-    told += [f"You said: {line}" for line in lines if not line.startswith("$ ")]
+    told += [f"You said: {line}" for line in lines if not line.startswith(WISHES)]
     return Reply(text="\n".join(told) or "There is nothing to do.")
+
+
+def _wish(line: str) -> tuple[str, Json]:
+    """The tool that a line asks for, and its arguments."""
+    kind, _, rest = line.partition(" ")
+    if kind == "!":
+        tool, _, args = rest.partition(" ")
+        return tool, json.loads(args or "{}")
+    background: Json = {"background": True} if rest.endswith(" &") else {}
+    return "execute", {"command": rest.removesuffix(" &"), **background}
+
+
+def _named(reply: Reply, body: Json) -> Json:
+    """The tool as the request offers it: Codex puts the tools of each MCP server into a namespace."""
+    for space in cast("list[Json]", body.get("tools", [])):
+        if reply.tool in [tool["name"] for tool in space.get("tools", [])]:
+            return {"name": reply.tool, "namespace": space["name"]}
+    return {"name": reply.tool}
 
 
 # --- what each protocol calls things ---------------------------------------------------------------------
@@ -82,12 +102,13 @@ def chat_said(body: Json) -> list[Said]:
     return said
 
 
-def chat_events(reply: Reply, model: str) -> Iterator[Event]:
+def chat_events(reply: Reply, body: Json) -> Iterator[Event]:
     """The chunks of a streamed chat completion."""
+    model = body["model"]
     delta: Json = {"role": "assistant", "content": ""}
     yield "", _chunk(model, delta)
     if reply.args is not None:
-        begun = {"name": "execute", "arguments": ""}
+        begun = {"name": reply.tool, "arguments": ""}
         yield "", _chunk(model, {"tool_calls": [{"index": 0, "id": reply.call_id, "function": begun}]})
     for piece in _pieces(reply):
         called = {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
@@ -120,8 +141,9 @@ def responses_said(body: Json) -> list[Said]:
     return said
 
 
-def responses_events(reply: Reply, model: str) -> Iterator[Event]:
+def responses_events(reply: Reply, body: Json) -> Iterator[Event]:
     """The events of a streamed response."""
+    model = body["model"]
     if reply.args is None:
         content: Json = {"type": "output_text", "text": reply.text, "annotations": []}
         item: Json = {"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": [content]}
@@ -129,7 +151,7 @@ def responses_events(reply: Reply, model: str) -> Iterator[Event]:
         kind, done = "response.output_text", {"text": reply.text}
     else:
         arguments = json.dumps(reply.args)
-        item = {"type": "function_call", "id": f"f{reply.number}", "call_id": reply.call_id, "name": "execute"}
+        item = {"type": "function_call", "id": f"f{reply.number}", "call_id": reply.call_id, **_named(reply, body)}
         item |= {"arguments": arguments, "status": "completed"}
         begun = {**item, "status": "in_progress", "arguments": ""}
         kind, done = "response.function_call_arguments", {"arguments": arguments}
@@ -174,13 +196,14 @@ def messages_said(body: Json) -> list[Said]:
     return said
 
 
-def messages_events(reply: Reply, model: str) -> Iterator[Event]:
+def messages_events(reply: Reply, body: Json) -> Iterator[Event]:
     """The events of a streamed message."""
+    model = body["model"]
     about: Json = {"id": "m1", "type": "message", "role": "assistant", "model": model, "content": []}
     counts = {"input_tokens": 10, "output_tokens": 1}
     block: Json = {"type": "text", "text": ""}
     if reply.args is not None:
-        block = {"type": "tool_use", "id": reply.call_id, "name": "execute", "input": {}}
+        block = {"type": "tool_use", "id": reply.call_id, "name": reply.tool, "input": {}}
     yield _typed("message_start", message={**about, "stop_reason": None, "stop_sequence": None, "usage": counts})
     yield _typed("content_block_start", index=0, content_block=block)
     for piece in _pieces(reply):
@@ -210,7 +233,7 @@ def _text(content: Any) -> str:
     return str(content or "")
 
 
-Protocol: TypeAlias = tuple[Callable[[Json], list[Said]], Callable[[Reply, str], Iterator[Event]]]
+Protocol: TypeAlias = tuple[Callable[[Json], list[Said]], Callable[[Reply, Json], Iterator[Event]]]
 PROTOCOLS: dict[str, Protocol] = {
     "/chat/completions": (chat_said, chat_events),
     "/responses": (responses_said, responses_events),
@@ -263,7 +286,7 @@ class Handler(BaseHTTPRequestHandler):
             self._whole(404, {"error": {"message": f"there is no {path} here"}})
         elif not self.go_wrong(fault):
             said, events = protocol
-            self._stream(list(events(reply_to(said(body)), str(body["model"]))), fault)
+            self._stream(list(events(reply_to(said(body)), body)), fault)
 
     def go_wrong(self, fault: str) -> bool:
         """`hang:SECONDS`, `rubbish`, `page`, or a status with `:SECONDS` for Retry-After; a stream is `cut` later."""

