@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 
 SOON_S: Final = 1.0
 """The time for which a question about a task that was just found unfinished waits for its end."""
+GATED: Final = (
+    "this server goes on with no task, because ENABLE_EXECUTE is not set: a person sets ENABLE_EXECUTE=true in its "
+    "environment or its .env, and starts it again"
+)
 LOOK_S: Final = 5.0
 """The time between two looks at a task that another process carries out."""
 
@@ -227,9 +231,12 @@ class Tasks:
     async def _resumed(self, of: Connection, row: Row) -> _Run | None:
         """The run of an unfinished task, which is begun if nobody carries it out; None if another process does.
 
-        Also None if it is about a tool that this connection has not: another one goes on with it.
+        Also None if it is about a tool that this connection has not, and while the gate is off: a later one goes on
+        with it.
         """
         calls = self.calls
+        if not calls.gate:
+            return None
         if (run := self._runs.get(row.id)) is not None:
             return run
         known = all_tools().get(row.tool)
@@ -264,7 +271,9 @@ class Tasks:
         request, lives = await self.calls.database.read(task_rows.around, call_key(origin), session)
         result = row.result or {}
         answer = Answer(**result) if row.state == "completed" else None
-        if request is not None:
+        if row.state == WORKING and not self.calls.gate:
+            said = f"{GATED}; its process goes on as session {session}" if lives else GATED
+        elif request is not None:
             said = f"waits for a person: shellback approvals approve {request}, or deny"
         elif row.state == "cancelled":
             said = f"cancelled; its process goes on as session {session}" if lives else "cancelled"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from shellback.mcp_server import task_rows
 from shellback.mcp_server import tasks as of_tasks
 from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTask
 from shellback.mcp_server.connection import Connection
+from shellback.settings import Settings
 from shellback.storage.tables import sessions, tasks
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
@@ -43,9 +45,10 @@ def quick() -> Generator[Stage]:
 
 
 @asynccontextmanager
-async def connected(on: Stage, name: str = NAME) -> AsyncGenerator[Connection]:
+async def connected(on: Stage, name: str = NAME, **environ: str) -> AsyncGenerator[Connection]:
     """The calls of a connection, as a server makes them."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as made:
+    where = replace(on.where, settings=Settings.load({**on.environ, **environ}))
+    with wiring.mcp_calls(where, choose(where.settings).backend) as made:
         await made.start()
         try:
             yield made.connected(name)
@@ -131,6 +134,21 @@ async def test_the_next_connection_goes_on_with_a_task_and_nothing_runs_twice(on
         assert await calls.task(CLIENT, runs.id) == first
         assert await calls.task(CLIENT, waits.id) == second
     assert nonces(on) == "nonce\nsecond\n"
+
+
+async def test_an_approved_task_starts_nothing_while_the_gate_is_off_and_says_why(quick: Stage) -> None:
+    on = quick
+    async with connected(on) as calls:
+        task = await begun(calls, asked({"command": "echo nonce >> nonce"}))
+        request = await pending(on)
+    await asyncio.to_thread(on.decide, request)
+    async with connected(on, ENABLE_EXECUTE="false") as calls:
+        told = await calls.task(CLIENT, task.id)
+        assert (told.state, told.said) == ("working", of_tasks.GATED)
+    assert on.scalars(sa.select(sessions.c.id)) == []
+    async with connected(on) as calls:
+        assert (await over(calls, task)).state == "completed"
+    assert nonces(on) == "nonce\n"
 
 
 async def test_a_task_that_ended_while_no_server_lived_has_the_same_result(on: Stage) -> None:
