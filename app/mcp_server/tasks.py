@@ -74,11 +74,11 @@ class Tasks:
         """See `Talk.begin`. Cancelled before it is a task, the call is left as without tasks."""
         conversation = await of.opened(asked.client)
         task_id = session_id(of.origin(conversation, asked))
-        run = self._runs.get(task_id)
-        if run is None:
+        if self._live(task_id) is None:
             before = await self.calls.database.read(task_rows.get, conversation, task_id)
             if before is not None:
                 return await self._repeated(of, before, asked)
+        if (run := self._live(task_id)) is None:
             if len(self._runs) >= MOST:
                 return await of.call(asked)
             run = self._start(of, task_id, conversation, asked)
@@ -86,6 +86,11 @@ class Tasks:
         run.waiting += 1
         try:
             await asyncio.wait({run.call}, timeout=after_s)
+            if run.call.cancelled():
+                carried = session_id(of.origin(conversation, run.asked))
+                row = await self.calls.database.read(task_rows.get, conversation, carried)
+                if row is not None and row.state != WORKING:  # cancelled as a task, by another request
+                    return await self._repeated(of, row, asked)
             return run.call.result() if run.call.done() else await self._made(run)
         finally:
             run.waiting -= 1
@@ -142,6 +147,12 @@ class Tasks:
             await self._resumed(of, row)
         await asyncio.sleep(0)  # now each of them is being served
 
+    async def sessions(self, of: Connection, conversation: str) -> set[str]:
+        """The sessions of all tasks of a conversation that have not ended."""
+        found = await self.calls.database.read(task_rows.unfinished, conversation)
+        calls = (Asked(client="", id=tool_call_id, tool="", args={}) for _, tool_call_id in found)
+        return {task_id for task_id, _ in found} | {session_id(of.origin(conversation, one)) for one in calls}
+
     def ring(self) -> None:
         """Tell who waits for a change that there may be one."""
         rung, self._rung = self._rung, asyncio.Event()
@@ -158,6 +169,11 @@ class Tasks:
         self._runs.clear()
         await cancelled([run.call for run in runs])
         await asyncio.gather(*(of.left() for of in {run.of for run in runs}))
+
+    def _live(self, task_id: str) -> _Run | None:
+        """The run of a call, unless it is being left: that is no answer to its repeat."""
+        run = self._runs.get(task_id)
+        return None if run is None or run.call.cancelling() else run
 
     def _start(self, of: Connection, task_id: str, conversation: str, asked: Asked) -> _Run:
         run = _Run(of, conversation, asked, Way(within_s=math.inf), time.monotonic())
