@@ -57,6 +57,8 @@ class Calls:
     workspace: Workspace | None
     """The workspace of new conversations, and of no other if it was named."""
     bounds: Bounds
+    gate: bool
+    """Whether ENABLE_EXECUTE is set. While it is not, nothing is gone on with that could start a command."""
     outbox: Outbox
     beside: Sequence[Service] = ()
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()

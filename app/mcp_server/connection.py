@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Generator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -90,13 +89,10 @@ class Connection:
         """See `Talk.call`. Answers within 45 s; what was started goes on, and a request for approval stays."""
         way = way or Way(within_s=WITHIN_S)
         until = asyncio.get_running_loop().time() + way.within_s
-        if len(json.dumps(asked.args)) > ARGS_BYTES:
-            return _failed("the arguments of this call are longer than 1 MiB; nothing was done. Give less at once")
-        calls = self.calls
+        if (refused := _too_long(asked)) is not None:
+            return refused
         name = self._name(asked.client)
-        served = session_id(self.origin(name, asked))
-        calls.serving[served] += 1
-        try:
+        with self._serves(name, asked):
             conversation = await self._conversation(name)
             with about(conversation=conversation):
                 try:
@@ -106,13 +102,10 @@ class Connection:
                 if answer.failed:  # it may not be there any more
                     self._opened.pop(name, None)
                 return answer
-        finally:
-            calls.serving[served] -= 1
-            calls.serving += Counter()  # without those at zero
 
     async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
         """See `Talk.begin`."""
-        return await self.calls.tasks.begin(self, asked, after_s)
+        return _too_long(asked) or await self.calls.tasks.begin(self, asked, after_s)
 
     async def task(self, client: str, task_id: str) -> Task:
         """See `Talk.task`."""
@@ -158,6 +151,18 @@ class Connection:
             await asyncio.wait(self._leaving, timeout=LATE_S)
         await cancelled([*self._leaving])
 
+    @contextlib.contextmanager
+    def _serves(self, conversation: str, asked: Asked) -> Generator[None]:
+        """Within the block nobody else settles the session of this call."""
+        served, serving = session_id(self.origin(conversation, asked)), self.calls.serving
+        serving[served] += 1
+        try:
+            yield
+        finally:
+            serving[served] -= 1
+            if not serving[served]:
+                del serving[served]
+
     def _name(self, client: str) -> str:
         return self.conversation or requests.name_for(client, self.calls.engine.workspace, self.calls.host_id)
 
@@ -173,13 +178,15 @@ class Connection:
     async def _settle(self, conversation: str) -> None:
         """Settle what connections that are over left: calls that nobody waits for, and claims that were never started.
 
-        Not that of a call which is being served: it is the repeat that goes on with it.
+        Not that of a call which is being served: it is the repeat that goes on with it. Nor that of a task: whoever has
+        its tool goes on with it, in this process or in another one.
         """
         engine, serving = self.calls.engine, self.calls.serving
         found = await engine.store.list(conversation_id=conversation)
         over = await self.calls.over_of({one.turn_id for one in found})
+        tasks = await self.calls.tasks.sessions(self, conversation)
         for session in found:
-            if session.turn_id in over and time.time() - session.created_at > LATE_S:
+            if session.id not in tasks and session.turn_id in over and time.time() - session.created_at > LATE_S:
                 if session.delivery is Delivery.INLINE and session.id not in serving:
                     await engine.hand_over(session.id)
                 if session.state is SessionState.CLAIMED and session.id not in serving:
@@ -200,15 +207,16 @@ class Connection:
         self.calls.outbox.ring()
         # Under the id that is approved: whoever else repeats the call finds the same session.
         same = Asked(client=asked.client, id=request.tool_call_id, tool=asked.tool, args=asked.args)
-        if way.carried is not None:
-            await way.carried(same)
-        request = await self._decided(request, until)
-        if request.state == "pending":
-            return _waits(request)
-        if request.state not in {"approved", "used"}:
-            await self.calls.database.write(requests.told, request)
-            return _failed(refusal(request), approval=request.id, approval_state=request.state)
-        return await self._run(conversation, same, Approval(request.id, request.digest), until, way)
+        with self._serves(conversation, same):
+            if way.carried is not None:
+                await way.carried(same)
+            request = await self._decided(request, until)
+            if request.state == "pending":
+                return _waits(request)
+            if request.state not in {"approved", "used"}:
+                await self.calls.database.write(requests.told, request)
+                return _failed(refusal(request), approval=request.id, approval_state=request.state)
+            return await self._run(conversation, same, Approval(request.id, request.digest), until, way)
 
     async def _decided(self, request: Request, until: float) -> Request:
         """The request when it is decided, or at the latest then."""
@@ -268,8 +276,9 @@ class Connection:
     async def _leave(self, run: asyncio.Future[Any], origin: CallOrigin, way: Way) -> None:
         """End a call that nobody waits for. What it has started runs on."""
         await cancelled([run])
-        if not way.kept:
-            await self.calls.engine.hand_over(session_id(origin))
+        # Its repeat may have come meanwhile, and wait for the end.
+        if not way.kept and (session := session_id(origin)) not in self.calls.serving:
+            await self.calls.engine.hand_over(session)
 
     def origin(self, conversation: str, asked: Asked) -> CallOrigin:
         """The origin of a call, the same whenever it is repeated."""
@@ -303,6 +312,12 @@ def _answer(returned: ToolReturn[Any]) -> Answer:
 
 def _failed(text: str, **facts: Any) -> Answer:
     return Answer([text], facts, failed=True)
+
+
+def _too_long(asked: Asked) -> Answer | None:
+    if len(json.dumps(asked.args)) <= ARGS_BYTES:
+        return None
+    return _failed("the arguments of this call are longer than 1 MiB; nothing was done. Give less at once")
 
 
 def _waits(request: Request) -> Answer:

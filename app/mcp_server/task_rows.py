@@ -58,6 +58,14 @@ def working(conn: sa.Connection, conversation_id: str) -> list[Row]:
     return _read(conn, tasks.c.conversation_id == conversation_id, tasks.c.state == WORKING)
 
 
+def unfinished(conn: sa.Connection, conversation_id: str) -> list[tuple[str, str]]:
+    """All tasks of a conversation that have not ended, by their ids and those of their calls."""
+    query = sa.select(tasks.c.id, tasks.c.tool_call_id).where(
+        tasks.c.conversation_id == conversation_id, tasks.c.state == WORKING
+    )
+    return [(task_id, tool_call_id) for task_id, tool_call_id in conn.execute(query)]
+
+
 def moved(conn: sa.Connection, task_id: str, turn_id: str, tool_call_id: str) -> None:
     """Note which connection carries a task out, and under which id of a call."""
     change_some(

@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 
 SOON_S: Final = 1.0
 """The time for which a question about a task that was just found unfinished waits for its end."""
+GATED: Final = (
+    "this server goes on with no task, because ENABLE_EXECUTE is not set: a person sets ENABLE_EXECUTE=true in its "
+    "environment or its .env, and starts it again"
+)
 LOOK_S: Final = 5.0
 """The time between two looks at a task that another process carries out."""
 
@@ -70,11 +74,11 @@ class Tasks:
         """See `Talk.begin`. Cancelled before it is a task, the call is left as without tasks."""
         conversation = await of.opened(asked.client)
         task_id = session_id(of.origin(conversation, asked))
-        run = self._runs.get(task_id)
-        if run is None:
+        if self._live(task_id) is None:
             before = await self.calls.database.read(task_rows.get, conversation, task_id)
             if before is not None:
                 return await self._repeated(of, before, asked)
+        if (run := self._live(task_id)) is None:
             if len(self._runs) >= MOST:
                 return await of.call(asked)
             run = self._start(of, task_id, conversation, asked)
@@ -82,6 +86,11 @@ class Tasks:
         run.waiting += 1
         try:
             await asyncio.wait({run.call}, timeout=after_s)
+            if run.call.cancelled():
+                carried = session_id(of.origin(conversation, run.asked))
+                row = await self.calls.database.read(task_rows.get, conversation, carried)
+                if row is not None and row.state != WORKING:  # cancelled as a task, by another request
+                    return await self._repeated(of, row, asked)
             return run.call.result() if run.call.done() else await self._made(run)
         finally:
             run.waiting -= 1
@@ -138,6 +147,12 @@ class Tasks:
             await self._resumed(of, row)
         await asyncio.sleep(0)  # now each of them is being served
 
+    async def sessions(self, of: Connection, conversation: str) -> set[str]:
+        """The sessions of all tasks of a conversation that have not ended."""
+        found = await self.calls.database.read(task_rows.unfinished, conversation)
+        calls = (Asked(client="", id=tool_call_id, tool="", args={}) for _, tool_call_id in found)
+        return {task_id for task_id, _ in found} | {session_id(of.origin(conversation, one)) for one in calls}
+
     def ring(self) -> None:
         """Tell who waits for a change that there may be one."""
         rung, self._rung = self._rung, asyncio.Event()
@@ -154,6 +169,11 @@ class Tasks:
         self._runs.clear()
         await cancelled([run.call for run in runs])
         await asyncio.gather(*(of.left() for of in {run.of for run in runs}))
+
+    def _live(self, task_id: str) -> _Run | None:
+        """The run of a call, unless it is being left: that is no answer to its repeat."""
+        run = self._runs.get(task_id)
+        return None if run is None or run.call.cancelling() else run
 
     def _start(self, of: Connection, task_id: str, conversation: str, asked: Asked) -> _Run:
         run = _Run(of, conversation, asked, Way(within_s=math.inf), time.monotonic())
@@ -227,9 +247,12 @@ class Tasks:
     async def _resumed(self, of: Connection, row: Row) -> _Run | None:
         """The run of an unfinished task, which is begun if nobody carries it out; None if another process does.
 
-        Also None if it is about a tool that this connection has not: another one goes on with it.
+        Also None if it is about a tool that this connection has not, and while the gate is off: a later one goes on
+        with it.
         """
         calls = self.calls
+        if not calls.gate:
+            return None
         if (run := self._runs.get(row.id)) is not None:
             return run
         known = all_tools().get(row.tool)
@@ -264,7 +287,9 @@ class Tasks:
         request, lives = await self.calls.database.read(task_rows.around, call_key(origin), session)
         result = row.result or {}
         answer = Answer(**result) if row.state == "completed" else None
-        if request is not None:
+        if row.state == WORKING and not self.calls.gate:
+            said = f"{GATED}; its process goes on as session {session}" if lives else GATED
+        elif request is not None:
             said = f"waits for a person: shellback approvals approve {request}, or deny"
         elif row.state == "cancelled":
             said = f"cancelled; its process goes on as session {session}" if lives else "cancelled"

@@ -406,6 +406,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 pending=settings.pending_approvals,
                 kept_s=settings.retain_days * 86400.0,
             ),
+            gate=settings.enable_execute,
             outbox=outbox,
             beside=(
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import SessionState
+from shellback.exec.core.model import Delivery, SessionState
 from shellback.mcp_server import task_rows
 from shellback.mcp_server import tasks as of_tasks
 from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTask
 from shellback.mcp_server.connection import Connection
+from shellback.settings import Settings
 from shellback.storage.tables import sessions, tasks
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
@@ -43,9 +45,10 @@ def quick() -> Generator[Stage]:
 
 
 @asynccontextmanager
-async def connected(on: Stage, name: str = NAME) -> AsyncGenerator[Connection]:
+async def connected(on: Stage, name: str = NAME, **environ: str) -> AsyncGenerator[Connection]:
     """The calls of a connection, as a server makes them."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as made:
+    where = replace(on.where, settings=Settings.load({**on.environ, **environ}))
+    with wiring.mcp_calls(where, choose(where.settings).backend) as made:
         await made.start()
         try:
             yield made.connected(name)
@@ -131,6 +134,74 @@ async def test_the_next_connection_goes_on_with_a_task_and_nothing_runs_twice(on
         assert await calls.task(CLIENT, runs.id) == first
         assert await calls.task(CLIENT, waits.id) == second
     assert nonces(on) == "nonce\nsecond\n"
+
+
+async def test_an_approved_task_starts_nothing_while_the_gate_is_off_and_says_why(quick: Stage) -> None:
+    on = quick
+    async with connected(on) as calls:
+        task = await begun(calls, asked({"command": "echo nonce >> nonce"}))
+        request = await pending(on)
+    await asyncio.to_thread(on.decide, request)
+    async with connected(on, ENABLE_EXECUTE="false") as calls:
+        told = await calls.task(CLIENT, task.id)
+        assert (told.state, told.said) == ("working", of_tasks.GATED)
+    assert on.scalars(sa.select(sessions.c.id)) == []
+    async with connected(on) as calls:
+        assert (await over(calls, task)).state == "completed"
+    assert nonces(on) == "nonce\n"
+
+
+async def test_a_task_keeps_its_result_whichever_connections_come_before_the_one_that_goes_on_with_it(
+    quick: Stage,
+) -> None:
+    on = quick
+    async with connected(on) as calls:
+        task = await running(on, calls, asked(WAITS))
+    assert on.change(sa.update(sessions).values(created_at=1.0)) == 1, "old enough to be settled"
+    async with connected(on) as calls:
+        few = calls.calls.connected(NAME, ("process",), "few")
+        await few.call(asked({}, "2", "process_list"))
+        assert (await calls.task(CLIENT, task.id)).state == "working"
+        async with connected(on) as other:
+            await other.call(asked({}, "3", "process_list"))
+        assert on.scalars(sa.select(sessions.c.delivery)) == [Delivery.INLINE]
+        (on.workspace / "go").touch()
+        done = await over(calls, task)
+        assert done.answer is not None
+        assert done.answer.texts[0].startswith("over\n[exit code 0")
+    assert nonces(on) == "nonce\n"
+
+
+async def test_the_repeat_of_a_call_that_is_just_being_left_is_carried_out(quick: Stage) -> None:
+    on = quick
+    async with connected(on) as calls:
+        call = asked({"command": "echo nonce >> nonce"})
+        first = asyncio.create_task(calls.begin(call, 30.0))
+        request = await pending(on)
+        first.cancel()
+        await asyncio.sleep(0)  # its call is cancelled, and not over
+        task = await begun(calls, call)
+        assert first.cancelled()
+        await asyncio.to_thread(on.decide, request)
+        assert (await over(calls, task)).state == "completed"
+    assert nonces(on) == "nonce\n"
+
+
+async def test_a_request_that_waits_for_a_task_which_another_one_cancels_is_told_so(quick: Stage) -> None:
+    async with connected(quick) as calls:
+        task = await begun(calls, asked(WAITS))
+        waits = asyncio.create_task(calls.begin(asked(WAITS), 30.0))
+        await asyncio.sleep(0)
+        await calls.cancel(CLIENT, task.id)
+        assert await waits == Answer(["cancelled"], failed=True)
+
+
+async def test_arguments_that_are_too_long_make_no_task(quick: Stage) -> None:
+    async with connected(quick) as calls:
+        answer = await calls.begin(asked({"command": "x" * 1_100_000}), 0.0)
+        assert isinstance(answer, Answer)
+        assert "longer than 1 MiB" in answer.texts[0]
+    assert quick.scalars(sa.select(tasks.c.id)) == []
 
 
 async def test_a_task_that_ended_while_no_server_lived_has_the_same_result(on: Stage) -> None:
