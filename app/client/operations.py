@@ -214,7 +214,9 @@ def write(at: Asking, *, id: Id, data: Data, eof: Eof = False) -> Written:
 
 def kill(at: Asking, *, id: Id) -> Killed:
     """End a process and everything it started: SIGTERM, and after two seconds SIGKILL. The agent is told."""
-    ended = processes.end(at.where, _here(at, id))
+    found = _here(at, id)
+    _require_another(at, found.conversation_id)
+    ended = processes.end(at.where, found)
     if ended.lost:
         processes.settled(at.where)
     return Killed(session_id=id, survivors=ended.survivors, lost=ended.lost)
@@ -231,7 +233,7 @@ def require_conversation(at: Asking, name: str) -> None:
 
 
 def _require_another(at: Asking, conversation: str) -> None:
-    """Go on unless the caller may be the MCP client itself, which would allow what it has to ask for.
+    """Go on unless it would do for an MCP client what this one has to ask a person for.
 
     Raises:
         ServerRefused: It came with a token, and the conversation belongs to an MCP client.
@@ -239,8 +241,8 @@ def _require_another(at: Asking, conversation: str) -> None:
     query = sa.select(conversations.c.driver).where(conversations.c.id == conversation)
     if at.caller.token and at.where.database.read_now(lambda conn: conn.execute(query).scalar()) == mailbox.MCP:
         raise ServerRefused(
-            f"conversation {conversation} belongs to an MCP client, which may have this token too: a person decides "
-            "and types on the host of the server, with `shellback approvals` and `shellback attach`"
+            f"conversation {conversation} belongs to an MCP client, which may reach this token too: a person decides, "
+            "types and ends processes on the host of the server, with `shellback approvals`, `attach` and `kill`"
         )
 
 

@@ -122,7 +122,7 @@ def test_events_are_told_when_they_are_written_and_nothing_is_polled(
 
 def test_a_server_is_killed_and_its_readers_go_on_with_the_next_one() -> None:
     with working(OFFLINE_SECONDS="0.2") as loop:
-        secret = token(loop, "all", "--all-conversations")
+        secret = token(loop, "all", "--api", "--all-conversations")
         with served(loop) as first:
             port = first.base.rpartition(":")[2]
             with Client(first.base, token=secret) as client:
@@ -146,7 +146,7 @@ def test_a_server_is_killed_and_its_readers_go_on_with_the_next_one() -> None:
 
 def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> None:
     with working() as loop, served(loop) as server:
-        mine, all_ = token(loop, "mine"), token(loop, "all", "--all-conversations")
+        mine, all_ = token(loop, "mine", "--api", "-c", "mine"), token(loop, "all", "--api", "--all-conversations")
         with Client(server.base, token=mine) as own, Client(server.base, token=all_) as every:
             sent = every.send("other", '!execute {"command": "sleep 99", "background": true}')
             event = next(one for one in every.stream("other", after=sent.event) if one.kind == "approval")
@@ -220,7 +220,7 @@ def test_requests_that_are_not_of_our_client_are_answered_with_cause_and_remedy(
             assert events[0].id == json.loads(events[0].data)["id"]
 
     with working() as loop, served(loop) as server:
-        asyncio.run(ask(server.base, token(loop, "all", "--all-conversations")))
+        asyncio.run(ask(server.base, token(loop, "all", "--api", "--all-conversations")))
 
 
 def test_without_the_gate_the_agent_says_what_to_set() -> None:

@@ -76,7 +76,9 @@ class Site:
         return StreamingResponse(said())
 
     def token(self, name: str, lasts_s: float | None = None) -> str:
-        return self.database.write_now(tokens.add, name, conversations=None, lasts_s=lasts_s, owner="test")[0]
+        return self.database.write_now(tokens.add, name, kind="mcp", conversations=None, lasts_s=lasts_s, owner="test")[
+            0
+        ]
 
 
 @asynccontextmanager
@@ -94,7 +96,9 @@ async def site(database: Database, files: tuple[Path, Path] | None = None) -> As
             Route("/app/stream", made.stream),
         ]
     )
-    application = Application([Mount(path="/app", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS)
+    application = Application(
+        [Mount(path="/app", kind="mcp", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS
+    )
     address = Address(host="127.0.0.1", port=0, certificate=files)
     listening = asyncio.create_task(listen(application, made.access, address, made.stop, heard))
     listening.add_done_callback(lambda _: made.ended.set())
