@@ -92,6 +92,7 @@ class Asking:
     where: Place
     enqueuer: Enqueuer
     caller: Caller
+    asks: processes.Asks
 
 
 def send(
@@ -208,7 +209,7 @@ def write(at: Asking, *, id: Id, data: Data, eof: Eof = False) -> Written:
     """Type into a process. It takes whole what it reads within 30 s; the agent is told how many bytes."""
     given, found = data.encode(), _here(at, id)
     _require_another(at, found.conversation_id)
-    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE)
+    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE, asks=at.asks)
     return Written(session_id=id, bytes=len(given))
 
 
@@ -216,7 +217,7 @@ def kill(at: Asking, *, id: Id) -> Killed:
     """End a process and everything it started: SIGTERM, and after two seconds SIGKILL. The agent is told."""
     found = _here(at, id)
     _require_another(at, found.conversation_id)
-    ended = processes.end(at.where, found)
+    ended = processes.end(at.where, found, at.asks)
     if ended.lost:
         processes.settled(at.where)
     return Killed(session_id=id, survivors=ended.survivors, lost=ended.lost)
@@ -311,8 +312,8 @@ class Operation:
     function: Callable[..., Any]
     method: Literal["GET", "POST"]
     path: str
-    slow: bool = False
-    """Whether it waits for a process."""
+    threads: Literal["quick", "input", "kill"] = "quick"
+    """Where it waits, so that what waits for a process holds back nothing else."""
 
     @property
     def name(self) -> str:
@@ -376,7 +377,7 @@ OPERATIONS: Final = {
         Operation(sessions, "GET", "/sessions"),
         Operation(session, "GET", "/sessions/{id}"),
         Operation(logs, "GET", "/sessions/{id}/log"),
-        Operation(write, "POST", "/sessions/{id}/input", slow=True),
-        Operation(kill, "POST", "/sessions/{id}/kill", slow=True),
+        Operation(write, "POST", "/sessions/{id}/input", threads="input"),
+        Operation(kill, "POST", "/sessions/{id}/kill", threads="kill"),
     )
 }

@@ -6,14 +6,19 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from shellback.client import local
+from shellback.client import local, operations, processes
 from shellback.client.client import AsyncClient, Client
 from shellback.client.facts import Event
+from shellback.exec.core.errors import InputUnknown
+from shellback.storage.tables import audit
 from shellback.work.errors import (
     InvalidRequest,
     ServerRefused,
@@ -193,6 +198,39 @@ def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> No
         Client(server.base, token=mine).sessions()
     with pytest.raises(InvalidRequest, match="a token is for a server"):
         Client(loop.settings, token=mine)
+
+
+def test_input_that_nobody_reads_holds_back_no_kill_and_not_the_end_of_the_server() -> None:
+    with (
+        working() as loop,
+        served(loop) as server,
+        Client(server.base, token=token(loop, "all", "--api", "--all-conversations")) as client,
+    ):
+        for _ in range(2):
+            args = {"command": "exec sleep 1000", "background": True, "keep_stdin_open": True}
+            after = client.send("c1", f"!execute {json.dumps(args)}").event
+            event = next(one for one in client.stream("c1", after=after) if one.kind == "approval")
+            client.approve(event.payload["id"])
+            next(one for one in client.stream("c1", after=event) if one.kind == "answer")
+        deaf, other = client.sessions("c1")
+        began = time.monotonic()
+
+        def type_() -> None:
+            with pytest.raises((InputUnknown, ServerRefused, ServerUnreachable)):
+                client.write(deaf.id, "\U0001f600" * operations.INPUT_CHARS)
+
+        writers = [threading.Thread(target=type_, daemon=True) for _ in range(local.THREADS)]
+        for writer in writers:
+            writer.start()
+        counted = sa.select(sa.func.count()).where(audit.c.event == "typed")
+        loop.until("all that type", lambda: loop.scalars(counted)[0] == len(writers) or None)
+        client.kill(other.id)
+        assert all(writer.is_alive() for writer in writers)
+        assert server.end() == 0
+        for writer in writers:
+            writer.join(PATIENCE_S)
+        assert time.monotonic() - began < processes.READ_S
+        assert "Traceback" not in server.log
 
 
 def test_requests_that_are_not_of_our_client_are_answered_with_cause_and_remedy() -> None:
