@@ -45,9 +45,9 @@ def serve(
 ) -> None:
     """Serve the tools to MCP clients over HTTP, at /mcp, until SIGTERM or Ctrl-C.
 
-    Every client needs a token (`shellback tokens add`). The server listens on this machine only, unless --host says
-    another address; then it needs --tls-cert and --tls-key, or --behind-proxy. A request whose Host is not --host,
-    localhost or a --name is refused.
+    At /v1 it answers programs that people use. Every client needs a token (`shellback tokens add`). The server listens
+    on this machine only, unless --host says another address; then it needs --tls-cert and --tls-key, or --behind-proxy.
+    A request whose Host is not --host, localhost or a --name is refused.
 
     It prints "ready" and its URL on standard error. Calls are those of the tools that agents have. At the end, calls
     that run are left, and their processes go on. No worker is needed.

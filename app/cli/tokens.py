@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def tokens() -> None:
     """Make, list or revoke the tokens of clients that connect to `shellback serve`.
 
-    A token is for one or more conversations. It is printed once; the database keeps only its SHA-256. Who has it can
-    do what its conversations can: give each client one of its own, and an expiry.
+    A token is for one or more conversations, and either for the tools (/mcp) or for what a person does (/v1, --api). It
+    is printed once; the database keeps only its SHA-256. Give each client one of its own, and an expiry.
 
     \b
       shellback tokens add laptop --conversation build --expires 30d
+      shellback tokens add website --api --conversation orders
       shellback tokens list
       shellback tokens revoke laptop
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
@@ -39,11 +40,19 @@ def tokens() -> None:
     help="A conversation that it is for; may be repeated.",
 )  # fmt: skip
 @click.option("--all-conversations", "everywhere", is_flag=True, help="For all conversations, also of agents.")
+@click.option("--api", is_flag=True, help="For /v1, not for /mcp: send, approve, deny, type and kill as a person does.")
 @click.option("--expires", "lasts_s", type=Lasting(), metavar="DURATION", help="How long it lasts: 2h, 30d [for ever].")
 @click.option("--tools", "chosen", metavar="GROUPS", help="exec,process,session,workspace,watch [all but watch].")
 @json_option
-def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | None, chosen: str | None) -> None:
+def add(
+    name: str, names: tuple[str, ...], everywhere: bool, api: bool, lasts_s: float | None, chosen: str | None
+) -> None:
     """Make a token and print it on standard output, once.
+
+    Without --api it is for an MCP client: it calls tools at /mcp, where calls may wait for a person, and decides
+    nothing. With --api it is for a program that people use, at /v1: it sends messages, approves and denies calls, types
+    into processes and ends them, in conversations of agents. No token does both. Never give an MCP client one with
+    --api.
 
     A client sends it as `Authorization: Bearer TOKEN`. Keep it where only the client reads it, and out of command
     lines.
@@ -54,6 +63,8 @@ def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | No
 
     if bool(names) == everywhere:
         raise click.UsageError("give --conversation, once or more, or --all-conversations")
+    if api and chosen is not None:
+        raise click.UsageError("--tools is for MCP clients: omit it with --api")
     groups = None if chosen is None else groups_of(chosen)
     conversations = None if everywhere else [*dict.fromkeys(names)]
     for one in names:
@@ -61,7 +72,10 @@ def add(name: str, names: tuple[str, ...], everywhere: bool, lasts_s: float | No
     name = utf8(name, "the name")
 
     def make(conn: sa.Connection) -> tuple[str, Token]:
-        made = store.add(conn, name, conversations=conversations, groups=groups, lasts_s=lasts_s, owner=me())
+        made = store.add(
+            conn, name, kind="api" if api else "mcp", conversations=conversations, groups=groups, lasts_s=lasts_s,
+            owner=me(),
+        )  # fmt: skip
         _audited(conn, "token_added", made[1])
         return made
 
@@ -82,8 +96,9 @@ def list_(everything: bool) -> None:
     columns: Columns[Token] = {
         "NAME": "name",
         "STATE": "state",
+        "FOR": "kind",
         "CONVERSATIONS": lambda one: "all" if one.conversations is None else ", ".join(one.conversations),
-        "TOOLS": lambda one: "default" if one.groups is None else ",".join(one.groups),
+        "TOOLS": lambda one: "-" if one.kind == "api" else ",".join(one.groups or ["default"]),
         "EXPIRES": lambda one: "never" if one.expires_at is None else stamp(one.expires_at),
         "MADE": lambda one: f"{stamp(one.created_at)} by {one.owner}",
     }
@@ -120,13 +135,14 @@ def _audited(conn: sa.Connection, event: Event, token: Token) -> None:
     from shellback.work.approvals import audit
 
     of = "all conversations" if token.conversations is None else ", ".join(token.conversations)
-    audit.note(conn, audit.Entry(event=event, done_by=me(), surface="cli", reason=f"{token.name}: {of}"))
+    audit.note(conn, audit.Entry(event=event, done_by=me(), surface="cli", reason=f"{token.name} ({token.kind}): {of}"))
 
 
 def _facts(token: Token) -> dict[str, Any]:
     return {
         "name": token.name,
         "state": token.state,
+        "kind": token.kind,
         "conversations": token.conversations,
         "tools": token.groups,
         "owner": token.owner,

@@ -20,7 +20,7 @@ def me() -> str:
 class Caller:
     """`by` is in the audit and in events. `conversations` are all that it may see and change; None: all there are.
 
-    `token`: it came over HTTP with a token. An MCP client may hold the same one.
+    `token`: it came over HTTP with a token.
     """
 
     by: str

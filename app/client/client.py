@@ -237,6 +237,7 @@ class AsyncClient:
 
         Raises:
             UnknownSession: None has this id.
+            ServerRefused: It belongs to an MCP client, and this client came with a token.
             SessionOver: It has ended already. Nothing was signalled.
             SupervisorUnreachable: No supervisor of its host answers.
         """

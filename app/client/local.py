@@ -17,6 +17,7 @@ from shellback.client.facts import Event
 from shellback.client.following import Once, Position, Tail, require_kept, shown
 from shellback.client.freshness import home_of
 from shellback.client.operations import OPERATIONS, Asking, require_conversation
+from shellback.client.processes import Asks
 from shellback.wiring import wiring
 from shellback.work.queue.queues import LOOK_S
 
@@ -37,9 +38,8 @@ class Local:
     def __init__(self, opening: Callable[[], AbstractContextManager[Place]]) -> None:
         self._opens = opening
         self._stack = ExitStack()
-        self._threads = ThreadPoolExecutor(THREADS, "client")
-        self._slow = ThreadPoolExecutor(THREADS, "client-slow")
-        """For operations that wait for processes, so that no other waits behind them."""
+        self._threads = {name: ThreadPoolExecutor(THREADS, f"client-{name}") for name in ("quick", "input", "kill")}
+        self._asks = Asks()
         self._opening = asyncio.Lock()
         self._asking: Asking | None = None
         self._rung = asyncio.Event()
@@ -54,8 +54,7 @@ class Local:
         operation = OPERATIONS[name]
         args = operation.checked(given, texts=texts)
         at = await self._at(caller)
-        threads = self._slow if operation.slow else self._threads
-        return await asyncio.get_running_loop().run_in_executor(threads, partial(operation.function, at, **args))
+        return await self._run(partial(operation.function, at, **args), operation.threads)
 
     async def events(
         self, conversation: str, after: str, kinds: Collection[str], caller: Caller, *, follow: bool
@@ -91,14 +90,15 @@ class Local:
         return Own(self, caller)
 
     async def close(self) -> None:
-        """Wait for running operations, and close the database."""
+        """Leave what waits for a process, wait for other operations, and close the database."""
         self._closed = True
+        self._asks.end()
         self._ring()
         async with self._opening:
             asking, self._asking = self._asking, None
             if asking is not None:
                 await self._doorbell.close()
-            for threads in (self._threads, self._slow):
+            for threads in self._threads.values():
                 await asyncio.to_thread(threads.shutdown, cancel_futures=True)
             await asyncio.to_thread(self._stack.close)
 
@@ -115,7 +115,7 @@ class Local:
         def open_() -> Asking:
             where = self._stack.enter_context(self._opens())
             enqueuer = self._stack.enter_context(wiring.enqueuing(where))
-            return Asking(where=where, enqueuer=enqueuer, caller=Caller(by=""))
+            return Asking(where=where, enqueuer=enqueuer, caller=Caller(by=""), asks=self._asks)
 
         asking = await self._run(open_)
         self._doorbell = wiring.a_doorbell(asking.where)
@@ -126,8 +126,8 @@ class Local:
         rung, self._rung = self._rung, asyncio.Event()
         rung.set()
 
-    async def _run(self, fn: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, fn)
+    async def _run(self, fn: Any, threads: str = "quick") -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads[threads], fn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class Asking:
     where: Place
     enqueuer: Enqueuer
     caller: Caller
+    asks: processes.Asks
 
 
 def send(
@@ -208,13 +209,15 @@ def write(at: Asking, *, id: Id, data: Data, eof: Eof = False) -> Written:
     """Type into a process. It takes whole what it reads within 30 s; the agent is told how many bytes."""
     given, found = data.encode(), _here(at, id)
     _require_another(at, found.conversation_id)
-    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE)
+    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE, asks=at.asks)
     return Written(session_id=id, bytes=len(given))
 
 
 def kill(at: Asking, *, id: Id) -> Killed:
     """End a process and everything it started: SIGTERM, and after two seconds SIGKILL. The agent is told."""
-    ended = processes.end(at.where, _here(at, id))
+    found = _here(at, id)
+    _require_another(at, found.conversation_id)
+    ended = processes.end(at.where, found, at.asks)
     if ended.lost:
         processes.settled(at.where)
     return Killed(session_id=id, survivors=ended.survivors, lost=ended.lost)
@@ -231,7 +234,7 @@ def require_conversation(at: Asking, name: str) -> None:
 
 
 def _require_another(at: Asking, conversation: str) -> None:
-    """Go on unless the caller may be the MCP client itself, which would allow what it has to ask for.
+    """Go on unless it would do for an MCP client what this one has to ask a person for.
 
     Raises:
         ServerRefused: It came with a token, and the conversation belongs to an MCP client.
@@ -239,8 +242,8 @@ def _require_another(at: Asking, conversation: str) -> None:
     query = sa.select(conversations.c.driver).where(conversations.c.id == conversation)
     if at.caller.token and at.where.database.read_now(lambda conn: conn.execute(query).scalar()) == mailbox.MCP:
         raise ServerRefused(
-            f"conversation {conversation} belongs to an MCP client, which may have this token too: a person decides "
-            "and types on the host of the server, with `shellback approvals` and `shellback attach`"
+            f"conversation {conversation} belongs to an MCP client, which may reach this token too: a person decides, "
+            "types and ends processes on the host of the server, with `shellback approvals`, `attach` and `kill`"
         )
 
 
@@ -309,8 +312,8 @@ class Operation:
     function: Callable[..., Any]
     method: Literal["GET", "POST"]
     path: str
-    slow: bool = False
-    """Whether it waits for a process."""
+    threads: Literal["quick", "input", "kill"] = "quick"
+    """Where it waits, so that what waits for a process holds back nothing else."""
 
     @property
     def name(self) -> str:
@@ -374,7 +377,7 @@ OPERATIONS: Final = {
         Operation(sessions, "GET", "/sessions"),
         Operation(session, "GET", "/sessions/{id}"),
         Operation(logs, "GET", "/sessions/{id}/log"),
-        Operation(write, "POST", "/sessions/{id}/input", slow=True),
-        Operation(kill, "POST", "/sessions/{id}/kill", slow=True),
+        Operation(write, "POST", "/sessions/{id}/input", threads="input"),
+        Operation(kill, "POST", "/sessions/{id}/kill", threads="kill"),
     )
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from shellback.exec.core import limits
 from shellback.exec.core.errors import InputUnknown, SessionNotFound, SupervisorUnreachable, TaskCompleted
@@ -14,7 +15,7 @@ from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.link.supervised import end_of
 from shellback.exec.log.output import OutputLog
 from shellback.exec.wire import layout
-from shellback.work.errors import NoInput, SessionElsewhere, SessionOver, UnknownSession
+from shellback.work.errors import NoInput, ServerUnreachable, SessionElsewhere, SessionOver, UnknownSession
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
@@ -65,17 +66,59 @@ class Ended(NamedTuple):
     lost: bool = False
 
 
-def end(where: Place, session: Session) -> Ended:
+class Asks:
+    """Questions to supervisors, for which threads wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._over = False
+
+    def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer, for which this thread waits.
+
+        Raises:
+            ServerUnreachable: `end` came first; what was asked for may have been done.
+        """
+
+        async def noted() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            with self._lock:
+                self._open[task] = asyncio.get_running_loop()
+                if self._over:
+                    task.cancel()
+            try:
+                return await ask()
+            finally:
+                with self._lock:
+                    del self._open[task]
+
+        try:
+            return asyncio.run(noted())
+        except asyncio.CancelledError:
+            raise ServerUnreachable("this client closes: what was asked for may have been done") from None
+
+    def end(self) -> None:
+        """Have no thread wait any more, now and from now on."""
+        with self._lock:
+            self._over = True
+            for task, loop in self._open.items():
+                loop.call_soon_threadsafe(task.cancel)
+
+
+def end(where: Place, session: Session, asks: Asks | None = None) -> Ended:
     """End a session and everything it started: SIGTERM, and after two seconds SIGKILL. Its agent is told.
 
     Raises:
+        ServerUnreachable: `asks` were ended meanwhile.
         SessionOver: It has ended already.
         SupervisorUnreachable: No supervisor of this host answers, or none runs it.
     """
     # A session recorded as lost may still be running: its supervisor knows.
     if not session.live and session.state.value != "lost":
         raise SessionOver(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
-    survivors = _asked(where, lambda port: _kill(port, session, lambda: give_up(where, session)))
+    survivors = _asked(where, lambda port: _kill(port, session, lambda: give_up(where, session)), asks)
     return Ended([], lost=True) if survivors is None else Ended(survivors)
 
 
@@ -105,7 +148,9 @@ async def _kill(port: SupervisorPort, session: Session, given_up: Callable[[], b
     return list(left)
 
 
-def typed(where: Place, session: Session, data: bytes, *, eof: bool, by: str, surface: str) -> None:
+def typed(
+    where: Place, session: Session, data: bytes, *, eof: bool, by: str, surface: str, asks: Asks | None = None
+) -> None:
     """Type into a session, and close its input with `eof`. The agent is told how many bytes; the text is not stored.
 
     Raises:
@@ -145,13 +190,13 @@ def typed(where: Place, session: Session, data: bytes, *, eof: bool, by: str, su
         finally:
             await typing.close()
 
-    _asked(where, type_)
+    _asked(where, type_, asks)
 
 
-def _asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
+def _asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]], asks: Asks | None = None) -> T:
     from shellback.wiring import supervision
 
-    return asyncio.run(supervision.ask(where.settings, ask))
+    return (asks or Asks()).answer(lambda: supervision.ask(where.settings, ask))
 
 
 def give_up(where: Place, session: Session) -> bool:

@@ -46,7 +46,7 @@ def mount(where: Place) -> Mount:
         finally:
             await local.close()
 
-    return Mount(path=PREFIX, app=Router(Routes(local).all()), running=running)
+    return Mount(path=PREFIX, kind="api", app=Router(Routes(local).all()), running=running)
 
 
 def caller_of(request: Request) -> Caller:

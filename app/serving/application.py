@@ -1,13 +1,13 @@
 """The application: it admits requests, and hands them to what is mounted.
 
 A `Mount` is an ASGI application for the paths that begin with its own. It sees these paths whole, and only requests
-with a token in force. `caller(scope)` is the token, with the conversations that it is for:
+with a token in force of its kind. `caller(scope)` is the token, with the conversations that it is for:
 
     async def send(request: Request) -> Response:
         if not caller(request.scope).may(conversation):
             return refusal(403, "this token is not for that conversation", "name one of ...")
 
-    Mount(path="/v1", app=Starlette(routes=[Route("/v1/send", send, methods=["POST"])]))
+    Mount(path="/v1", kind="api", app=Starlette(routes=[Route("/v1/send", send, methods=["POST"])]))
 
 The body is within `Limits.body_bytes` and was read. When the token ends, and when the server stops, the task of the
 request is cancelled. A response that had begun, as a stream of events, is ended in order then.
@@ -32,7 +32,7 @@ from shellback.exec.core.threads import cancelled
 from shellback.log import about
 from shellback.serving.access import STOPS, Access, Use
 from shellback.storage.errors import StorageError
-from shellback.storage.tokens import Token, digest_of
+from shellback.storage.tokens import Kind, Token, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,13 @@ _SCHEME: Final = "bearer "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """What answers the requests below a path; `running` is entered before the first one and left after the last."""
+    """What answers the requests below a path; `running` is entered before the first one and left after the last.
+
+    Tokens of another `kind` are refused.
+    """
 
     path: str
+    kind: Kind
     app: ASGIApp
     running: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext
 
@@ -141,8 +145,20 @@ class Application:
                 why = "the token is not known" if token is None else f"the token is {token.state}"
                 await _unauthorised(why)(scope, receive, send)
                 return
+            if token.kind != mount.kind:
+                await self._of_another_kind(mount, token)(scope, receive, send)
+                return
             with about(token=token.name):
                 await self._admitted(mount, token, use, scope, receive, send)
+
+    def _of_another_kind(self, mount: Mount, token: Token) -> Response:
+        there = ", ".join(one.path for one in self._mounts if one.kind == token.kind) or "no path of this server"
+        how = "with --api" if mount.kind == "api" else "without --api"
+        return refusal(
+            403,
+            f"this token is for {there}, not for {mount.path}; nothing was done",
+            f"`shellback tokens add` makes another one, {how}: what asks for a call must not decide about it",
+        )
 
     async def _admitted(self, mount: Mount, token: Token, use: Use, scope: Scope, receive: Receive, send: Send) -> None:
         limits = self._limits

@@ -21,9 +21,9 @@ from shellback.serving.application import Application
 log = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 512
-"""Requests on more connections are answered with 503; twice as many are open at most."""
+"""If so many connections are open, a new request is answered with 503; twice as many are open at most."""
 HEADERS_S: Final = 10.0
-"""The header of the first request on a connection is here by then."""
+"""The header of a request is here by then: the first one after its connection, others after their first byte."""
 KEPT_S: Final = 75
 """A connection without a request is kept so long."""
 LEAVE_S: Final = 2
@@ -60,15 +60,34 @@ class Address:
 class _Bounded(H11Protocol):
     """A connection that is not one too many, and says soon what it wants."""
 
+    _hearing: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         if len(self.connections) > 2 * CONNECTIONS:
             transport.abort()
-        self.loop.call_later(HEADERS_S, self._unless_heard)
+        self._hear()
 
-    def _unless_heard(self) -> None:
-        if self.cycle is None:  # pyright: ignore[reportUnnecessaryComparison] - None until the first request
-            self.transport.abort()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._hear()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._heard()
+
+    def _hear(self) -> None:
+        """Give a request its time from its first byte on, the first one from the connection on, until it is here."""
+        # None until the first request.
+        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            self._heard()
+        elif self._hearing is None:
+            self._hearing = self.loop.call_later(HEADERS_S, self.transport.abort)
+
+    def _heard(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+            self._hearing = None
 
 
 class _Server(uvicorn.Server):

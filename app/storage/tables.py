@@ -362,6 +362,7 @@ tokens: Final = sa.Table(
     metadata,
     sa.Column("digest", sa.String(64), primary_key=True),  # SHA-256 of the token, which is kept nowhere
     sa.Column("name", sa.String(100), nullable=False, index=True),  # one token in force has it
+    sa.Column("kind", sa.String(10), nullable=False),  # what it opens: mcp (ask) or api (decide), never both
     sa.Column("conversations", sa.JSON(none_as_null=True)),  # their names; None: all
     sa.Column("groups", sa.JSON(none_as_null=True)),  # of tools; None: those that clients have by default
     sa.Column("owner", sa.String(100), nullable=False),  # who made it

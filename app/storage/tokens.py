@@ -27,6 +27,9 @@ KEPT_S: Final = 30 * 86_400.0
 _NAME_CHARS: Final = 100
 
 State = Literal["active", "expired", "revoked"]
+Kind = Literal["mcp", "api"]
+"""What a token opens: the tools, whose calls ask a person, or what a person does. None opens both: with it a client
+would allow what it has asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Token:
 
     digest: str
     name: str
+    kind: Kind
     conversations: tuple[str, ...] | None
     groups: tuple[str, ...] | None
     owner: str
@@ -54,6 +58,7 @@ def add(
     conn: sa.Connection,
     name: str,
     *,
+    kind: Kind,
     conversations: Collection[str] | None,
     groups: Collection[str] | None = None,
     lasts_s: float | None,
@@ -80,7 +85,8 @@ def add(
         raise TokenRefused(f"{LIMIT} tokens are in force; revoke one first: `shellback tokens list`")
     text = PREFIX + secrets.token_urlsafe(32)
     row = {
-        "digest": digest_of(text), "name": name, "conversations": None if conversations is None else [*conversations],
+        "digest": digest_of(text), "name": name, "kind": kind,
+        "conversations": None if conversations is None else [*conversations],
         "groups": None if groups is None else [*groups], "owner": owner[:_NAME_CHARS], "created_at": now,
         "expires_at": None if lasts_s is None else now + lasts_s,
     }  # fmt: skip
@@ -127,6 +133,7 @@ def _token(row: sa.Row[Any], now: float) -> Token:
     return Token(
         digest=row.digest,
         name=row.name,
+        kind=row.kind,
         conversations=None if row.conversations is None else tuple(row.conversations),
         groups=None if row.groups is None else tuple(row.groups),
         owner=row.owner,

@@ -32,7 +32,7 @@ async def application(
     doorbell = wiring.a_doorbell(where)
     await doorbell.listen(f"serve:{uuid.uuid4().hex}", {TOKENS: access.ring}, once=True)
     try:
-        mounts = [Mount(path=PATH, app=mcp, running=mcp.running), *beside]
+        mounts = [Mount(path=PATH, kind="mcp", app=mcp, running=mcp.running), *beside]
         yield Application(mounts, access, names=names, limits=limits), access
     finally:
         await doorbell.close()

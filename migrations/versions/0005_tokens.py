@@ -16,6 +16,7 @@ def upgrade() -> None:
         "tokens",
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("name", sa.String(100), nullable=False),
+        sa.Column("kind", sa.String(10), nullable=False),
         sa.Column("conversations", sa.JSON()),
         sa.Column("groups", sa.JSON()),
         sa.Column("owner", sa.String(100), nullable=False),

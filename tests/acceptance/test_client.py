@@ -6,14 +6,19 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from shellback.client import local
+from shellback.client import local, operations, processes
 from shellback.client.client import AsyncClient, Client
 from shellback.client.facts import Event
+from shellback.exec.core.errors import InputUnknown
+from shellback.storage.tables import audit
 from shellback.work.errors import (
     InvalidRequest,
     ServerRefused,
@@ -122,7 +127,7 @@ def test_events_are_told_when_they_are_written_and_nothing_is_polled(
 
 def test_a_server_is_killed_and_its_readers_go_on_with_the_next_one() -> None:
     with working(OFFLINE_SECONDS="0.2") as loop:
-        secret = token(loop, "all", "--all-conversations")
+        secret = token(loop, "all", "--api", "--all-conversations")
         with served(loop) as first:
             port = first.base.rpartition(":")[2]
             with Client(first.base, token=secret) as client:
@@ -146,7 +151,7 @@ def test_a_server_is_killed_and_its_readers_go_on_with_the_next_one() -> None:
 
 def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> None:
     with working() as loop, served(loop) as server:
-        mine, all_ = token(loop, "mine"), token(loop, "all", "--all-conversations")
+        mine, all_ = token(loop, "mine", "--api", "-c", "mine"), token(loop, "all", "--api", "--all-conversations")
         with Client(server.base, token=mine) as own, Client(server.base, token=all_) as every:
             sent = every.send("other", '!execute {"command": "sleep 99", "background": true}')
             event = next(one for one in every.stream("other", after=sent.event) if one.kind == "approval")
@@ -195,6 +200,39 @@ def test_a_token_sees_and_decides_what_belongs_to_its_conversations_only() -> No
         Client(loop.settings, token=mine)
 
 
+def test_input_that_nobody_reads_holds_back_no_kill_and_not_the_end_of_the_server() -> None:
+    with (
+        working() as loop,
+        served(loop) as server,
+        Client(server.base, token=token(loop, "all", "--api", "--all-conversations")) as client,
+    ):
+        for _ in range(2):
+            args = {"command": "exec sleep 1000", "background": True, "keep_stdin_open": True}
+            after = client.send("c1", f"!execute {json.dumps(args)}").event
+            event = next(one for one in client.stream("c1", after=after) if one.kind == "approval")
+            client.approve(event.payload["id"])
+            next(one for one in client.stream("c1", after=event) if one.kind == "answer")
+        deaf, other = client.sessions("c1")
+        began = time.monotonic()
+
+        def type_() -> None:
+            with pytest.raises((InputUnknown, ServerRefused, ServerUnreachable)):
+                client.write(deaf.id, "\U0001f600" * operations.INPUT_CHARS)
+
+        writers = [threading.Thread(target=type_, daemon=True) for _ in range(local.THREADS)]
+        for writer in writers:
+            writer.start()
+        counted = sa.select(sa.func.count()).where(audit.c.event == "typed")
+        loop.until("all that type", lambda: loop.scalars(counted)[0] == len(writers) or None)
+        client.kill(other.id)
+        assert all(writer.is_alive() for writer in writers)
+        assert server.end() == 0
+        for writer in writers:
+            writer.join(PATIENCE_S)
+        assert time.monotonic() - began < processes.READ_S
+        assert "Traceback" not in server.log
+
+
 def test_requests_that_are_not_of_our_client_are_answered_with_cause_and_remedy() -> None:
     async def ask(base: str, secret: str) -> None:
         async with web(secret) as http:
@@ -220,7 +258,7 @@ def test_requests_that_are_not_of_our_client_are_answered_with_cause_and_remedy(
             assert events[0].id == json.loads(events[0].data)["id"]
 
     with working() as loop, served(loop) as server:
-        asyncio.run(ask(server.base, token(loop, "all", "--all-conversations")))
+        asyncio.run(ask(server.base, token(loop, "all", "--api", "--all-conversations")))
 
 
 def test_without_the_gate_the_agent_says_what_to_set() -> None:

@@ -44,7 +44,7 @@ def way(place: Stage, request: pytest.FixtureRequest) -> Iterator[Callable[[], C
         yield lambda: Client(place.settings)
         return
     with served(place) as server:
-        secret = token(place, "all", "--all-conversations")
+        secret = token(place, "all", "--api", "--all-conversations")
         yield lambda: Client(server.base, token=secret)
 
 

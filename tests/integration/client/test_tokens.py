@@ -13,11 +13,13 @@ from shellback.client import following
 from shellback.client.caller import Caller
 from shellback.client.local import Local
 from shellback.mcp_server import requests
+from shellback.storage import sessions
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed
 from shellback.work.errors import ServerRefused
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox, stream
+from tests.sessions import a_session
 from tests.stage import Stage, staged
 
 pytestmark = pytest.mark.anyio
@@ -46,8 +48,15 @@ async def test_a_token_allows_nothing_in_the_conversation_of_an_mcp_client_that_
 ) -> None:
     place.write(requests.opened, "tools", place.where.host_id)
     request = asked(place, "tools")
-    with pytest.raises(ServerRefused, match="shellback approvals"):
-        await local.ask("approve", {"id": request.id}, TOKEN)
+    session = a_session(conversation_id="tools", turn_id=request.turn_id, host_id=place.where.host_id)
+    place.write(sessions.claim, session)
+    for name, given in {
+        "approve": {"id": request.id},
+        "write": {"id": session.id, "data": "x"},
+        "kill": {"id": session.id},
+    }.items():
+        with pytest.raises(ServerRefused, match="shellback approvals"):
+            await local.ask(name, given, TOKEN)
     assert (await local.ask("approval", {"id": request.id}, TOKEN)).state == "pending"
     # A person on the host may.
     assert (await local.ask("approve", {"id": request.id}, Caller(by="ada"))).state == "approved"

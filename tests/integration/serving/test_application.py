@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import socket
 import ssl
@@ -21,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from shellback.serving import access as of_access
+from shellback.serving import listening as of_listening
 from shellback.serving.access import Access
 from shellback.serving.application import Application, Limits, Mount, caller
 from shellback.serving.listening import Address, CannotListen, listen
@@ -76,7 +78,9 @@ class Site:
         return StreamingResponse(said())
 
     def token(self, name: str, lasts_s: float | None = None) -> str:
-        return self.database.write_now(tokens.add, name, conversations=None, lasts_s=lasts_s, owner="test")[0]
+        return self.database.write_now(tokens.add, name, kind="mcp", conversations=None, lasts_s=lasts_s, owner="test")[
+            0
+        ]
 
 
 @asynccontextmanager
@@ -94,7 +98,9 @@ async def site(database: Database, files: tuple[Path, Path] | None = None) -> As
             Route("/app/stream", made.stream),
         ]
     )
-    application = Application([Mount(path="/app", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS)
+    application = Application(
+        [Mount(path="/app", kind="mcp", app=app)], made.access, names=["127.0.0.1"], limits=LIMITS
+    )
     address = Address(host="127.0.0.1", port=0, certificate=files)
     listening = asyncio.create_task(listen(application, made.access, address, made.stop, heard))
     listening.add_done_callback(lambda _: made.ended.set())
@@ -167,6 +173,29 @@ async def test_a_body_that_is_too_long_or_late_is_refused_before_anybody_sees_it
         assert (await slow[0].readline()).startswith(b"HTTP/1.1 408 ")
         slow[1].close()
         assert (await client.post(f"{one.url}/app/told", content=b"x" * 1000)).json()["bytes"] == 1000
+
+
+async def test_a_connection_that_says_half_of_what_it_wants_is_closed_also_after_its_first_request(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_listening, "HEADERS_S", 0.2)
+    async with site(sqlite) as one, web(one.token("laptop")) as client:
+        waiting = asyncio.create_task(client.get(f"{one.url}/app/waits"))
+        await one.begun.acquire()
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(one.url).port)
+        writer.write(request("", "GET /healthz"))
+        assert b"ok" in await reader.readuntil(b"}")
+        # Each byte would begin the time anew, if it were that of a silent connection.
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"G")
+                with contextlib.suppress(TimeoutError):
+                    assert await asyncio.wait_for(reader.read(), 0.05) == b""
+        writer.close()
+        # A request that is here may be answered later.
+        assert not waiting.done()
+        one.go_on.set()
+        assert (await waiting).status_code == 200
 
 
 async def test_one_token_cannot_take_more_than_its_share(sqlite: Database) -> None:

@@ -102,6 +102,26 @@ async def test_a_token_is_for_its_conversations_and_tools_only(on: Stage, server
         assert "belongs to an agent" in str(refusal.content)
 
 
+async def test_no_token_both_asks_for_a_call_and_decides_about_it(on: Stage, server: Served) -> None:
+    asks, decides = token(on, "asks"), token(on, "decides", "--api", "--conversation", "asks")
+    # Before there is a conversation: a first message would begin one that an agent drives.
+    paths = ["conversations/asks/messages", "approvals/x/approve", "approvals/x/deny", "sessions/x/input"]
+    async with web(asks) as http:
+        for path in (*paths, "sessions/x/kill"):
+            refused = await http.post(f"{server.base}/v1/{path}", json={"text": "hi"})
+            assert (refused.status_code, "--api" in refused.json()["remedy"]) == (403, True)
+        for path in ("approvals", "sessions", "conversations/asks/events", "openapi.json"):
+            assert (await http.get(f"{server.base}/v1/{path}")).status_code == 403
+    async with web(decides) as http:
+        assert (await http.get(f"{server.base}/v1/approvals")).status_code == 200
+        refused = await http.post(server.url, json={})
+        assert (refused.status_code, "without --api" in refused.json()["remedy"]) == (403, True)
+    listed = json.loads(shellback(on, "tokens", "list", "--json").stdout)
+    kinds = {one["name"]: one["kind"] for one in listed}
+    assert (kinds["asks"], kinds["decides"]) == ("mcp", "api")
+    assert_refused(shellback(on, "tokens", "add", "x", "-c", "x", "--api", "--tools", "exec"), "omit it with --api")
+
+
 @pytest.fixture(params=["sqlite_url", "postgres_url"])
 def alone(request: pytest.FixtureRequest) -> Generator[Stage]:
     with stage(request.getfixturevalue(request.param)) as made:

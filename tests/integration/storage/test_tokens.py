@@ -13,7 +13,7 @@ from shellback.storage.errors import TokenRefused
 
 
 def made(database: Database, name: str, lasts_s: float | None = None) -> tuple[str, tokens.Token]:
-    return database.write_now(tokens.add, name, conversations=["build"], lasts_s=lasts_s, owner="me")
+    return database.write_now(tokens.add, name, kind="mcp", conversations=["build"], lasts_s=lasts_s, owner="me")
 
 
 def test_a_token_is_found_by_its_text_and_the_database_does_not_hold_it(database: Database) -> None:
