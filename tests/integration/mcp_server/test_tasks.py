@@ -122,6 +122,8 @@ async def test_the_next_connection_goes_on_with_a_task_and_nothing_runs_twice(on
     await asyncio.to_thread(on.decide, request)
     assert on.change(sa.update(sessions).values(created_at=1.0)) == 1, "old enough to be settled"
     async with connected(on) as calls:
+        await calls.call(asked({}, "3", "process_list"))
+        await asyncio.to_thread(on.until, "it runs, and nobody has asked about it", lambda: "second" in nonces(on))
         second = await over(calls, waits)
         assert second.answer is not None
         assert second.answer.facts["exit_code"] == 0
