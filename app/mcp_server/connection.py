@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Collection, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -93,15 +93,13 @@ class Connection:
             return refused
         name = self._name(asked.client)
         with self._serves(name, asked):
-            conversation = await self._conversation(name)
-            with about(conversation=conversation):
-                try:
-                    answer = await self._run(conversation, asked, None, until, way)
-                except ApprovalRequired:
-                    answer = await self._approved(conversation, asked, until, way)
-                if answer.failed:  # it may not be there any more
-                    self._opened.pop(name, None)
-                return answer
+            joined = await self.calls.database.read(requests.joined, call_key(self.origin(name, asked)))
+            if joined is not None:
+                asked = replace(asked, id=joined)
+                if way.carried is not None:
+                    await way.carried(asked)
+            with self._serves(name, asked):
+                return await self._call(name, asked, until, way)
 
     async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
         """See `Talk.begin`."""
@@ -150,6 +148,17 @@ class Connection:
         if self._leaving:  # their ends are to be events
             await asyncio.wait(self._leaving, timeout=LATE_S)
         await cancelled([*self._leaving])
+
+    async def _call(self, name: str, asked: Asked, until: float, way: Way) -> Answer:
+        conversation = await self._conversation(name)
+        with about(conversation=conversation):
+            try:
+                answer = await self._run(conversation, asked, None, until, way)
+            except ApprovalRequired:
+                answer = await self._approved(conversation, asked, until, way)
+            if answer.failed:  # it may not be there any more
+                self._opened.pop(name, None)
+            return answer
 
     @contextlib.contextmanager
     def _serves(self, conversation: str, asked: Asked) -> Generator[None]:
@@ -276,9 +285,8 @@ class Connection:
     async def _leave(self, run: asyncio.Future[Any], origin: CallOrigin, way: Way) -> None:
         """End a call that nobody waits for. What it has started runs on."""
         await cancelled([run])
-        # Its repeat may have come meanwhile, and wait for the end.
-        if not way.kept and (session := session_id(origin)) not in self.calls.serving:
-            await self.calls.engine.hand_over(session)
+        if not way.kept:
+            await self.calls.engine.hand_over(session_id(origin))
 
     def origin(self, conversation: str, asked: Asked) -> CallOrigin:
         """The origin of a call, the same whenever it is repeated."""

@@ -10,12 +10,12 @@ import hashlib
 import re
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
-from shellback.storage.rows import change_some
-from shellback.storage.tables import approvals
+from shellback.storage.rows import change_some, put
+from shellback.storage.tables import approvals, joined_calls
 from shellback.work.approvals import asking
 from shellback.work.approvals.approvals import Request, decide
 from shellback.work.approvals.asking import Proposed
@@ -68,7 +68,8 @@ def asked(
 ) -> Request:
     """The request of this call; else that of an identical one, open or decided and not told; else a new one.
 
-    So a client that repeats a call finds the decision, and a person is asked once.
+    So a client that repeats a call finds the decision, and a person is asked once. A call that joins the request of an
+    identical one stays with it: see `joined`.
 
     Raises:
         InvalidRequest: The request of this key is about something else.
@@ -82,20 +83,12 @@ def asked(
             approvals.c.tool_name == call.tool_name,
             approvals.c.digest == call.digest,
             approvals.c.used_by.is_(None),
-            sa.or_(
-                approvals.c.state == "pending",
-                approvals.c.state.in_(_REFUSED),
-                # As `uses.consume` demands: an approval that was not used in time is none.
-                sa.and_(
-                    approvals.c.state == "approved",
-                    approvals.c.decided_at >= time.time() - (approvals.c.expires_at - approvals.c.created_at),
-                ),
-            ),
+            sa.or_(_open(), approvals.c.state.in_(_REFUSED)),
         )
         .order_by(approvals.c.created_at.desc())
         .limit(1)
     )
-    for query in (ours, same):
+    for query in (ours, _joined(call.call_key), same):
         if (row := conn.execute(query).mappings().one_or_none()) is not None:
             found = Request(**row)
             if found.used_by is None and (found.tool_name, found.digest) != (call.tool_name, call.digest):
@@ -103,9 +96,37 @@ def asked(
                     "nothing was done: this key was used for another call, or what the call would do has changed "
                     "since. Give each new call a key of its own"
                 )
+            if query is same:
+                put(conn, joined_calls, call.call_key, request_id=found.id, created_at=time.time())
             return found
     asking.ask(conn, conversation_id, turn_id, 0, [call], ttl_s=ttl_s, outbox=outbox, limit=limit)
     return Request(**conn.execute(ours).mappings().one())
+
+
+def joined(conn: sa.Connection, call_key: str) -> str | None:
+    """The id of the call as which this one is carried out, if it has joined the request of that one.
+
+    Also after it has run: the repeat of either has its result. None of a request that came to nothing.
+    """
+    found = conn.execute(_joined(call_key).with_only_columns(approvals.c.tool_call_id))
+    return found.scalar_one_or_none()
+
+
+def _joined(call_key: str) -> sa.Select[Any]:
+    return (
+        sa.select(approvals)
+        .join(joined_calls, joined_calls.c.request_id == approvals.c.id)
+        .where(joined_calls.c.call_key == call_key, sa.or_(_open(), approvals.c.state == "used"))
+    )
+
+
+def _open() -> sa.ColumnElement[bool]:
+    """Whether a request waits, or was approved and may be used."""
+    # As `uses.consume` demands: an approval that was not used in time is none.
+    since = time.time() - (approvals.c.expires_at - approvals.c.created_at)
+    return sa.or_(
+        approvals.c.state == "pending", sa.and_(approvals.c.state == "approved", approvals.c.decided_at >= since)
+    )
 
 
 def told(conn: sa.Connection, request: Request) -> None:

@@ -289,7 +289,7 @@ class Tasks:
         answer = Answer(**result) if row.state == "completed" else None
         if row.state == WORKING and not self.calls.gate:
             said = f"{GATED}; its process goes on as session {session}" if lives else GATED
-        elif request is not None:
+        elif row.state == WORKING and request is not None:
             said = f"waits for a person: shellback approvals approve {request}, or deny"
         elif row.state == "cancelled":
             said = f"cancelled; its process goes on as session {session}" if lives else "cancelled"

@@ -22,6 +22,7 @@ from shellback.storage.tables import (
     conversations,
     findings,
     hosts,
+    joined_calls,
     mailbox,
     metadata,
     notices,
@@ -70,6 +71,7 @@ def plain(cut: Cut) -> dict[str, sa.Select[Any]]:
         ),
         approvals: sa.and_(settled, sa.not_(_busy(approvals.c.conversation_id))),
         calls: sa.and_(calls.c.created_at < cut.rows, ~of_call),
+        joined_calls: joined_calls.c.created_at < cut.rows,
         tasks: tasks.c.created_at < cut.rows,  # the time to live that clients are told
         notices: sa.and_(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows),
         workers: workers.c.heartbeat_at < cut.rows,

@@ -249,6 +249,14 @@ tasks: Final = sa.Table(  # calls of MCP clients that were answered before their
     sa.Index("ix_tasks_conversation_id_state", "conversation_id", "state"),
 )
 
+joined_calls: Final = sa.Table(  # calls of MCP clients that wait, or waited, for the request of an identical one
+    "joined_calls",
+    metadata,
+    sa.Column("call_key", sa.String(64), primary_key=True),
+    sa.Column("request_id", sa.String(64), nullable=False),  # an approval's
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
+)
+
 workspaces: Final = sa.Table(
     "workspaces",
     metadata,

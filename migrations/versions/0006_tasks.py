@@ -1,4 +1,4 @@
-"""Calls of MCP clients that are answered before their end are tasks."""
+"""Calls of MCP clients that are answered before their end are tasks; identical ones that wait are one, and stay it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,15 @@ def upgrade() -> None:
     )
     op.create_index("ix_tasks_created_at", "tasks", ["created_at"])
     op.create_index("ix_tasks_conversation_id_state", "tasks", ["conversation_id", "state"])
+    op.create_table(
+        "joined_calls",
+        sa.Column("call_key", sa.String(64), primary_key=True),
+        sa.Column("request_id", sa.String(64), nullable=False),
+        sa.Column("created_at", sa.Float, nullable=False),
+    )
+    op.create_index("ix_joined_calls_created_at", "joined_calls", ["created_at"])
 
 
 def downgrade() -> None:
+    op.drop_table("joined_calls")
     op.drop_table("tasks")

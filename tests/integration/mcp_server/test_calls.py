@@ -13,10 +13,12 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.exec.core.watch import Hit, Watch
+from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.mcp_server import connection as of_calls
 from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.connection import Connection
-from shellback.storage.tables import audit, conversations, hosts, mailbox, sessions, turns
+from shellback.storage import rules
+from shellback.storage.tables import audit, conversations, hosts, joined_calls, mailbox, sessions, turns
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
@@ -150,6 +152,53 @@ async def test_identical_waiting_calls_are_one_request_and_one_process(on: Stage
         assert len({answer.facts["session_id"] for answer in answers}) == 1
     assert len(on.read(approvals.find)) == 1
     assert nonces(on) == "nonce\n"
+
+
+async def test_the_repeat_of_a_call_that_ran_as_an_identical_one_has_its_result(on: Stage) -> None:
+    call = {"command": "true"}
+    async with connected(on) as calls:
+        request, first, second = await joined(on, calls, call)
+        await asyncio.to_thread(on.decide, request)
+        answer = await second
+        assert first.cancelled()
+        assert (await calls.call(asked("execute", call, "2"))).facts["session_id"] == answer.facts["session_id"]
+    async with connected(on) as later:
+        assert (await later.call(asked("execute", call, "2"))).facts["session_id"] == answer.facts["session_id"]
+        # Also if nobody had to be asked about it any more.
+        rule = Rule(effect="allow", match=Match(prefix=("true",), exact=True), owner="ann", saved=True)
+        await asyncio.to_thread(on.write, rules.add, [rule])
+        assert (await later.call(asked("execute", call, "2"))).facts["session_id"] == answer.facts["session_id"]
+        new = await later.call(asked("execute", call, "3"))
+        assert new.facts["session_id"] != answer.facts["session_id"]
+    assert len(on.read(approvals.find)) == 1
+    assert len(on.scalars(sa.select(sessions.c.id))) == 2
+
+
+async def test_a_call_that_runs_as_an_identical_one_is_not_settled_by_the_next_connection(on: Stage) -> None:
+    async with connected(on) as calls:
+        one, two = (calls.calls.connected(NAME, name=name) for name in ("one", "two"))
+        request, _, second = await joined(on, one, WAITS)
+        await asyncio.to_thread(on.decide, request)
+        await asyncio.to_thread(on.session, "nonce")
+        assert on.change(sa.update(sessions).values(created_at=1.0)) == 1, "old enough to be settled"
+        await one.close()
+        await two.call(asked("process_list", {}, "3"))
+        assert on.scalars(sa.select(sessions.c.delivery)) == [Delivery.INLINE]
+        (on.workspace / "go").touch()
+        assert (await second).facts["exit_code"] == 0
+
+
+async def joined(
+    on: Stage, calls: Connection, args: dict[str, Any]
+) -> tuple[Request, asyncio.Task[Answer], asyncio.Task[Answer]]:
+    """The request of a call that its client has given up, that call, and an identical one that waits for it."""
+    first = asyncio.create_task(calls.call(asked("execute", args)))
+    request = await pending(on)
+    second = asyncio.create_task(calls.call(asked("execute", args, "2")))
+    await asyncio.to_thread(on.until, "it has joined", lambda: on.scalars(sa.select(joined_calls.c.request_id)))
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    return request, first, second
 
 
 @pytest.fixture
