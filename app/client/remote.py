@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
+import time
 from collections.abc import AsyncGenerator, Collection, Generator
 from typing import Any, Final
 from urllib.parse import quote
@@ -23,6 +25,8 @@ SILENT_S: Final = 45.0
 """A stream of which nothing is heard for so long has broken: a server says something every 15 s."""
 AGAIN_S: Final = (0.1, 0.3, 1.0, 3.0, 5.0)
 """The waits before a broken stream is opened again; after the last one it fails."""
+HELD_S: Final = 10.0
+"""A stream that was open for so long is no failed one: the waits begin anew."""
 EVENT_BYTES: Final = 16 * 1024 * 1024
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _EVENT: Final = TypeAdapter(Event)
@@ -68,8 +72,9 @@ class Remote:
             raise InvalidRequest("the name of the conversation is empty")
         url = f"{self._base}/conversations/{quote(conversation, safe='')}/events"
         params = _params({"kinds": ",".join(kinds) or None, "follow": follow})
-        failed = 0
+        again = _Again()
         while True:
+            broken = ServerUnreachable(f"{self._base} ends its streams at once: does a proxy cut them?")
             try:
                 with _reached(self._base):
                     headers = {"Last-Event-ID": after}
@@ -80,6 +85,7 @@ class Remote:
                         if source.response.status_code != 200:
                             await source.response.aread()
                             raise error_of(source.response.status_code, source.response.text)
+                        again.opened()
                         async for told in source:
                             if told.event == "failure":
                                 raise error_of(500, told.data)
@@ -87,19 +93,42 @@ class Remote:
                                 return
                             event = _EVENT.validate_json(told.data)
                             yield event
-                            after, failed = event.id, 0
-            except ServerUnreachable:
-                if failed >= len(AGAIN_S):
-                    raise
+                            after = event.id
+                            again.heard()
+            except ServerUnreachable as error:
+                broken = error
             # A stream that ends without saying so has broken too.
-            if failed >= len(AGAIN_S):
-                raise ServerUnreachable(f"{self._base} ends its streams at once: does a proxy cut them?")
-            await asyncio.sleep(AGAIN_S[failed])
-            failed += 1
+            if (wait_s := again.wait_s()) is None:
+                raise broken
+            await asyncio.sleep(wait_s)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+
+class _Again:
+    """The waits before a broken stream is opened again. They begin anew after an event, and after `HELD_S`."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._opened = math.inf
+
+    def opened(self) -> None:
+        """The server has begun to answer."""
+        self._opened = time.monotonic()
+
+    def heard(self) -> None:
+        """An event has come."""
+        self._failed = 0
+
+    def wait_s(self) -> float | None:
+        """The next wait; None after the last one."""
+        if time.monotonic() - self._opened > HELD_S:
+            self._failed = 0
+        self._opened = math.inf
+        self._failed += 1
+        return AGAIN_S[self._failed - 1] if self._failed <= len(AGAIN_S) else None
 
 
 @contextlib.contextmanager

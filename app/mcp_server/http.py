@@ -11,22 +11,26 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import CallToolRequestParams, CallToolResult, TextContent
 from starlette.types import Receive, Scope, Send
 
 from shellback.exec.core.threads import cancelled
 from shellback.mcp_server import listing
 from shellback.mcp_server.front import Loaded, Offer
-from shellback.mcp_server.server import Handlers, speaking
+from shellback.mcp_server.server import Context, Handlers, speaking
 from shellback.serving.access import Access
-from shellback.serving.application import caller, refusal
+from shellback.serving.application import Limits, caller, refusal
 from shellback.storage.errors import StorageError
 from shellback.storage.tokens import Token
+from shellback.work.approvals.sending import require_name
+from shellback.work.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +39,37 @@ CONVERSATION: Final = "conversation"
 """The parameter of the URL that chooses among the conversations of a token."""
 ENDPOINTS: Final = 256
 """Pairs of a token and a conversation that are open at once; one without a request makes room for another."""
+OWN: Final = 64
+"""So many of them are of one token."""
 SESSIONS: Final = 256
 """Sessions of the protocol at one endpoint, which end after half an hour without a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bounded(Handlers):
+    """Handlers that take so many calls of a token at once.
+
+    In the older protocol a call goes on when its request is gone, so that a bound of requests bounds no calls.
+    """
+
+    open: Counter[str]
+    digest: str
+    most: int
+
+    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | dict[str, Any]:
+        if self.open[self.digest] >= self.most:
+            said = (
+                f"{self.most} calls with this token are being carried out, so nothing was done: repeat this one when "
+                "one of them is answered, at the latest after 45 s, or use another token"
+            )
+            return CallToolResult(content=[TextContent(text=said)], is_error=True)
+        self.open[self.digest] += 1
+        try:
+            return await super().call(ctx, params)
+        finally:
+            self.open[self.digest] -= 1
+            if not self.open[self.digest]:
+                del self.open[self.digest]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -58,11 +91,12 @@ class _Endpoint:
 class Http:
     """The application that is mounted at `PATH`; it answers while `running`."""
 
-    def __init__(self, offer: Offer, loaded: Loaded, access: Access, *, body_bytes: int) -> None:
+    def __init__(self, offer: Offer, loaded: Loaded, access: Access, limits: Limits) -> None:
         self._offer = offer
         self._loaded = loaded
         self._access = access
-        self._body_bytes = body_bytes
+        self._limits = limits
+        self._calls = Counter[str]()
         self._endpoints: dict[tuple[str, str], _Endpoint] = {}
 
     @contextlib.asynccontextmanager
@@ -83,10 +117,15 @@ class Http:
             remedy = f"name one in the URL, {PATH}?{CONVERSATION}=NAME; those of this token: {there}"
             await refusal(403 if conversation else 400, error, remedy)(scope, receive, send)
             return
+        try:
+            require_name(conversation)
+        except InvalidRequest as error:
+            await refusal(400, str(error), "give another name in the URL")(scope, receive, send)
+            return
         endpoint = await self._endpoint(token, conversation)
         if endpoint is None:
-            error = f"{ENDPOINTS} conversations are being served to tokens; nothing was done"
-            await refusal(503, error, "repeat the request when another client is done")(scope, receive, send)
+            error = f"{OWN} conversations of this token, or {ENDPOINTS} of all, are being served; nothing was done"
+            await refusal(503, error, "repeat the request when one of them has no request")(scope, receive, send)
             return
         endpoint.requests += 1
         try:
@@ -101,8 +140,14 @@ class Http:
     async def _endpoint(self, token: Token, conversation: str) -> _Endpoint | None:
         """The endpoint of a token for a conversation; None without room. The one that was used last is at the end."""
         key = (token.digest, conversation)
-        while key not in self._endpoints and len(self._endpoints) >= ENDPOINTS:
-            if not await self._room():
+        while key not in self._endpoints:
+            of = Counter(digest for digest, _ in self._endpoints)
+            own = of[token.digest]
+            if own < OWN and len(self._endpoints) < ENDPOINTS:
+                break
+            # Those of the token itself make room first, and those of others only if they have more.
+            theirs = [] if own >= OWN else [digest for digest in of if of[digest] > own and digest != token.digest]
+            if not (await self._room({token.digest}) or await self._room({*theirs})):
                 return None
         endpoint = self._endpoints.pop(key, None)
         if endpoint is None or endpoint.over:
@@ -111,10 +156,10 @@ class Http:
         self._endpoints[key] = endpoint
         return endpoint
 
-    async def _room(self) -> bool:
-        """End the endpoint that is without a request for longest; False if none is."""
+    async def _room(self, digests: Collection[str]) -> bool:
+        """End the endpoint of these tokens that is without a request for longest; False if none is."""
         for key, endpoint in self._endpoints.items():
-            if not endpoint.requests and endpoint.task is not None:
+            if key[0] in digests and not endpoint.requests and endpoint.task is not None:
                 del self._endpoints[key]
                 await cancelled([endpoint.task])
                 return True
@@ -122,11 +167,16 @@ class Http:
 
     def _made(self, token: Token, conversation: str) -> _Endpoint:
         offer = replace(self._offer, groups=token.groups or listing.DEFAULT, conversation=conversation)
-        handlers = Handlers(offer, self._loaded, uuid.uuid4().hex)
+        handlers = _Bounded(
+            offer=offer, loaded=self._loaded, name=uuid.uuid4().hex, open=self._calls, digest=token.digest,
+            most=self._limits.calls,
+        )  # fmt: skip
         server = speaking(handlers)
         # No schema names a header, and to look in them would list the tools at each call.
         server.get_tool_input_schema = _no_header
-        manager = StreamableHTTPSessionManager(server, max_request_body_size=self._body_bytes, max_sessions=SESSIONS)
+        manager = StreamableHTTPSessionManager(
+            server, max_request_body_size=self._limits.body_bytes, max_sessions=SESSIONS
+        )
         return _Endpoint(handlers=handlers, manager=manager)
 
     async def _run(self, key: tuple[str, str], endpoint: _Endpoint) -> None:

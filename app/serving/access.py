@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 STOPS: Final = "the server stops"
 LOOK_S: Final = 30.0
 """The time between two looks for a token that was revoked and whose ring was lost."""
+_FAILED_S: Final = 1.0
+"""The least time between a look that failed and the next one."""
 _LATER_S: Final = 0.05
 """So much after the moment at which a token expires, it has expired by the database's clock too."""
 
@@ -29,8 +32,8 @@ class Use:
 
     digest: str
     why: str = ""
-    until: float | None = None
-    """When its token expires, by the clock of the loop."""
+    expires: asyncio.TimerHandle | None = None
+    """Ends it when its token expires."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, why: str) -> None:
@@ -59,6 +62,8 @@ class Access:
         try:
             yield use
         finally:
+            if use.expires is not None:
+                use.expires.cancel()
             self._uses[digest].discard(use)
             if not self._uses[digest]:
                 del self._uses[digest]
@@ -70,14 +75,14 @@ class Access:
             StorageError: The database cannot be read.
         """
         found = (await self._database.read(tokens.of_digests, [use.digest])).get(use.digest)
-        if found is not None and found.left_s is not None:
-            use.until = asyncio.get_running_loop().time() + found.left_s + _LATER_S
-            if found.left_s < LOOK_S:
-                self.ring()
+        if found is not None and found.left_s is not None and use.expires is None:
+            # By the clock of this process, so that it ends also while the database does not answer.
+            expired = functools.partial(use.end, "the token is expired")
+            use.expires = asyncio.get_running_loop().call_later(found.left_s + _LATER_S, expired)
         return found
 
     def ring(self) -> None:
-        """A token was revoked, or may have expired: look."""
+        """A token was revoked: look."""
         rung, self._rung = self._rung, asyncio.Event()
         rung.set()
 
@@ -88,21 +93,16 @@ class Access:
             use.end(STOPS)
 
     async def watch(self) -> None:
-        """End what is open when its token ends, until cancelled."""
+        """End what is open when its token is revoked, until cancelled."""
         while True:
             rung = self._rung
             try:
                 await self.look()
             except StorageError as error:
-                log.warning("tokens cannot be read, so what is open with one that has ended stays open: %s", error)
+                log.warning("tokens cannot be read, so what is open with one that was revoked stays open: %s", error)
+                await asyncio.sleep(_FAILED_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), self._pause_s())
-
-    def _pause_s(self) -> float:
-        """Until the next look: the next token expires then, or a ring may have been lost."""
-        now = asyncio.get_running_loop().time()
-        ends = [use.until - now for uses in self._uses.values() for use in uses if use.until is not None]
-        return max(_LATER_S, min([LOOK_S, *ends]))
+                await asyncio.wait_for(rung.wait(), LOOK_S)
 
     async def look(self) -> None:
         """End what is open with a token that is not in force.

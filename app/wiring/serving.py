@@ -28,7 +28,7 @@ async def application(
     """
     limits = Limits()
     access = Access(where.database)
-    mcp = Http(offer, loaded, access, body_bytes=limits.body_bytes)
+    mcp = Http(offer, loaded, access, limits)
     doorbell = wiring.a_doorbell(where)
     await doorbell.listen(f"serve:{uuid.uuid4().hex}", {TOKENS: access.ring}, once=True)
     try:

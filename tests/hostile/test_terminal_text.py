@@ -115,7 +115,8 @@ def poisoned(conn: sa.Connection) -> None:
     )  # fmt: skip
     conn.execute(
         sa.insert(tables.tokens).values(
-            digest="t1", name=ALL, conversations=[ALL], groups=[ALL], owner=ALL, created_at=now, revoked_by=ALL,
+            digest="t1", name=ALL, kind="mcp", conversations=[ALL], groups=[ALL], owner=ALL, created_at=now,
+            revoked_by=ALL,
         )
     )  # fmt: skip
 

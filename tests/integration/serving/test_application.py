@@ -28,6 +28,7 @@ from shellback.serving.application import Application, Limits, Mount, caller
 from shellback.serving.listening import Address, CannotListen, listen
 from shellback.storage import tables, tokens
 from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable
 from tests.databases import unavailable
 from tests.serving import web
 
@@ -241,7 +242,7 @@ async def test_a_stream_ends_when_its_token_expires_or_the_ring_is_lost(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with site(sqlite) as one:
-        async with web(one.token("short", 0.5)) as client, client.stream("GET", f"{one.url}/app/stream") as stream:
+        async with web(one.token("short", 3.0)) as client, client.stream("GET", f"{one.url}/app/stream") as stream:
             assert b"".join([part async for part in stream.aiter_raw()]) == b"begun\n"
         monkeypatch.setattr(of_access, "LOOK_S", 0.05)
         one.access.ring()
@@ -250,6 +251,26 @@ async def test_a_stream_ends_when_its_token_expires_or_the_ring_is_lost(
             await anext(said)
             await revoked(one, "lost")
             assert [part async for part in said] == []
+
+
+async def test_while_the_database_does_not_answer_a_stream_ends_with_its_token_and_the_log_is_not_filled(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    async def down(*_: object) -> object:
+        looks.append(1)
+        raise DatabaseUnreachable("no connection")
+
+    async with site(sqlite) as one:
+        async with web(one.token("short", 3.0)) as client, client.stream("GET", f"{one.url}/app/stream") as stream:
+            monkeypatch.setattr(one.database, "read", down)
+            one.access.ring()
+            assert b"".join([part async for part in stream.aiter_raw()]) == b"begun\n"
+        for _ in range(50):
+            one.access.ring()
+            await asyncio.sleep(0)
+        assert len(looks) <= 2
 
 
 async def test_a_client_that_reads_nothing_slows_no_other_and_does_not_keep_the_server(sqlite: Database) -> None:
@@ -281,8 +302,6 @@ async def test_at_its_end_the_server_ends_streams_and_tells_those_who_wait(sqlit
 async def test_while_the_database_does_not_answer_nobody_is_let_in(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shellback.storage.errors import DatabaseUnreachable
-
     async with site(sqlite) as one, web(one.token("laptop")) as client:
 
         async def down(*_: object) -> object:

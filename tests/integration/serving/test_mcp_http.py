@@ -16,6 +16,8 @@ import pytest
 from mcp import MCPError
 
 from shellback.exec.core.model import SessionState
+from shellback.mcp_server.http import ENDPOINTS
+from shellback.serving.application import Limits
 from tests.commands import assert_refused, facts, shellback
 from tests.serving import KEY, Caller, Served, connected, known, served, token, web
 from tests.stage import Stage, stage, staged
@@ -152,19 +154,50 @@ async def test_the_server_is_killed_and_the_repeat_of_a_call_finds_its_process(a
     assert (on.workspace / "second").read_text().count(mode) == 1
 
 
-async def test_the_repeat_of_a_request_of_a_session_finds_the_process_of_the_first(on: Stage, server: Served) -> None:
-    secret = token(on, "lossy")
+def message(method: str, number: int | None = None, **params: Any) -> dict[str, Any]:
+    numbered = {} if number is None else {"id": number}
+    return {"jsonrpc": "2.0", "method": method, "params": params, **numbered}
+
+
+@asynccontextmanager
+async def raw(server: Served, secret: str) -> AsyncGenerator[httpx2.AsyncClient]:
+    """What sends requests in a session of an older protocol, and has nothing open between them."""
     form = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
-
-    def message(method: str, number: int | None = None, **params: Any) -> dict[str, Any]:
-        numbered = {} if number is None else {"id": number}
-        return {"jsonrpc": "2.0", "method": method, "params": params, **numbered}
-
     async with web(secret, **form) as http:
         first = await http.post(server.url, json=message("initialize", 0, **hello))
         http.headers["mcp-session-id"] = first.headers["mcp-session-id"]
         await http.post(server.url, json=message("notifications/initialized"))
+        yield http
+
+
+async def test_calls_whose_requests_are_gone_count_for_their_token_and_no_other_one(on: Stage, server: Served) -> None:
+    most = Limits().calls
+
+    async def leave(http: httpx2.AsyncClient, number: int) -> None:
+        call = message("tools/call", number, name="execute", arguments={"command": "echo flood >> flood"})
+        async with http.stream("POST", server.url, json=call) as answer:
+            assert answer.status_code == 200
+
+    async with raw(server, token(on, "flood")) as http, raw(server, token(on, "dry")) as other:
+        for first in range(0, most, 32):
+            await asyncio.gather(*(leave(http, number) for number in range(first, first + 32)))
+        look = message("tools/call", most, name="process_list", arguments={})
+        assert f"{most} calls with this token are being carried out" in (await http.post(server.url, json=look)).text
+        assert '"isError":true' not in (await other.post(server.url, json=look)).text.replace(" ", "")
+    await asyncio.to_thread(shellback, on, "stop", "flood")
+
+
+async def test_a_token_for_all_conversations_ends_no_session_of_another_one(on: Stage, server: Served) -> None:
+    async with raw(server, token(on, "quiet")) as http, web(token(on, "wide", "--all-conversations")) as wide:
+        for name in range(ENDPOINTS + 1):
+            await wide.post(f"{server.url}?conversation=w{name}", json={})
+        assert (await wide.post(f"{server.url}?conversation=%00", json={})).status_code == 400
+        assert (await http.post(server.url, json=message("tools/list", 1))).status_code == 200
+
+
+async def test_the_repeat_of_a_request_of_a_session_finds_the_process_of_the_first(on: Stage, server: Served) -> None:
+    async with raw(server, token(on, "lossy")) as http:
         call = message("tools/call", 1, name="execute", arguments={"command": "echo lossy >> lossy"})
         lost = asyncio.create_task(http.post(server.url, json=call))
         (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
