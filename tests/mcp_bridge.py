@@ -9,7 +9,7 @@ import json
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import uvicorn
@@ -69,8 +69,13 @@ def bridge(url: str, secret: str) -> Generator[str]:
         kept = {name: value for name, value in answer.headers.items() if name not in _HOP}
         return StreamingResponse(parts(), answer.status_code, kept)
 
+    @asynccontextmanager
+    async def connected(_: Starlette) -> AsyncGenerator[None]:
+        async with client:
+            yield
+
     methods = ["GET", "POST", "DELETE"]
-    app = Starlette(routes=[Route("/mcp", forward, methods=methods)])
+    app = Starlette(routes=[Route("/mcp", forward, methods=methods)], lifespan=connected)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     running = threading.Thread(target=server.run, daemon=True)
     running.start()
