@@ -113,7 +113,7 @@ $(STAMP): requirements-dev.lock pyproject.toml
 		"$$python" -m venv --clear $(VENV); \
 	fi; \
 	echo "setup: installing locked versions"; \
-	$(BIN)/python $(PIP) --require-hashes -r requirements-dev.lock; \
+	$(BIN)/python $(PIP) --no-deps --require-hashes -r requirements-dev.lock; \
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .; \
 	touch $@
 
