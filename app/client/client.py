@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
-from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from shellback.client.caller import Caller, me
 from shellback.client.facts import Approval, Decision, Event, Killed, Log, Sent, Session, Written
+from shellback.exec.core.waits import refuse_on_a_loop, result_of, waited
 from shellback.work.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -256,16 +255,6 @@ def _settings(where: str | Path | Settings | None) -> Settings:
     return Settings.load(None if where is None else {**variables(), "SHELLBACK_HOME": str(where)})
 
 
-def _waited(method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The synchronous form of a method of `AsyncClient`."""
-
-    @functools.wraps(method)
-    def call(self: Client, *args: P.args, **options: P.kwargs) -> T:
-        return self.run(lambda: method(self.asynchronous, *args, **options))
-
-    return call
-
-
 class Client:
     """`AsyncClient` for code without an event loop: the same methods, which wait. Any number of threads may use it.
 
@@ -298,21 +287,9 @@ class Client:
         Raises:
             RuntimeError: This thread runs an event loop, or the client is closed.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise RuntimeError("a synchronous client was called on a running event loop: use AsyncClient there")
+        refuse_on_a_loop("a synchronous client was called on a running event loop: use AsyncClient there")
         loop = self._running()
-        future = asyncio.run_coroutine_threadsafe(work(), loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise RuntimeError(_CLOSED) from None
-        except BaseException:
-            future.cancel()
-            raise
+        return result_of(asyncio.run_coroutine_threadsafe(work(), loop), _CLOSED)
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -364,13 +341,13 @@ class Client:
             with contextlib.suppress(RuntimeError):  # the client is closed, and so is the stream
                 self.run(told.aclose)
 
-    send = _waited(AsyncClient.send)
-    approvals = _waited(AsyncClient.approvals)
-    approval = _waited(AsyncClient.approval)
-    approve = _waited(AsyncClient.approve)
-    deny = _waited(AsyncClient.deny)
-    sessions = _waited(AsyncClient.sessions)
-    session = _waited(AsyncClient.session)
-    logs = _waited(AsyncClient.logs)
-    write = _waited(AsyncClient.write)
-    kill = _waited(AsyncClient.kill)
+    send = waited(AsyncClient.send)
+    approvals = waited(AsyncClient.approvals)
+    approval = waited(AsyncClient.approval)
+    approve = waited(AsyncClient.approve)
+    deny = waited(AsyncClient.deny)
+    sessions = waited(AsyncClient.sessions)
+    session = waited(AsyncClient.session)
+    logs = waited(AsyncClient.logs)
+    write = waited(AsyncClient.write)
+    kill = waited(AsyncClient.kill)

@@ -18,6 +18,7 @@ from shellback.client.following import Once, Position, Tail, require_kept, shown
 from shellback.client.freshness import home_of
 from shellback.client.operations import OPERATIONS, Asking, require_conversation
 from shellback.client.processes import Asks
+from shellback.exec.core.waits import Ring
 from shellback.wiring import wiring
 from shellback.work.queue.queues import LOOK_S
 
@@ -42,7 +43,7 @@ class Local:
         self._asks = Asks()
         self._opening = asyncio.Lock()
         self._asking: Asking | None = None
-        self._rung = asyncio.Event()
+        self._rung = Ring()
         self._closed = False
 
     async def ask(self, name: str, given: dict[str, Any], caller: Caller, *, texts: bool = False) -> Any:
@@ -69,7 +70,7 @@ class Local:
         await self._run(partial(database.read_now, require_kept, place))
         events, once = Tail(database, conversation, place), Once(database, conversation, place)
         while not self._closed:
-            rung = self._rung
+            rung = self._rung.next
             found, full = await self._run(partial(_told, events, once, kinds))
             for event in found:
                 yield event
@@ -93,7 +94,7 @@ class Local:
         """Leave what waits for a process, wait for other operations, and close the database."""
         self._closed = True
         self._asks.end()
-        self._ring()
+        self._rung.ring()
         async with self._opening:
             asking, self._asking = self._asking, None
             if asking is not None:
@@ -119,12 +120,8 @@ class Local:
 
         asking = await self._run(open_)
         self._doorbell = wiring.a_doorbell(asking.where)
-        await self._doorbell.read(f"client.{uuid.uuid4().hex}", self._ring)
+        await self._doorbell.read(f"client.{uuid.uuid4().hex}", self._rung.ring)
         return asking
-
-    def _ring(self) -> None:
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
 
     async def _run(self, fn: Any, threads: str = "quick") -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads[threads], fn)

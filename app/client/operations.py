@@ -35,6 +35,7 @@ from shellback.work.errors import (
     UnknownApproval,
     UnknownConversation,
     UnknownSession,
+    mistakes_in,
 )
 from shellback.work.queue import mailbox
 
@@ -144,13 +145,14 @@ def approval(at: Asking, *, id: Id) -> Approval:
 
 def approve(at: Asking, *, id: Id, scope: Scope = "once", digest: Digest = None) -> Decision:
     """Allow exactly this call to run, once."""
-    _require_another(at, _request(at, id).conversation_id)
-    return _settled(at, id, "approved", scope=scope, digest=digest)
+    request = _request(at, id)
+    _require_another(at, request.conversation_id)
+    return _settled(at, request, "approved", scope=scope, digest=digest)
 
 
 def deny(at: Asking, *, id: Id, reason: Reason = None) -> Decision:
     """Deny this call; the agent is told, with the reason."""
-    return _settled(at, id, "denied", note=reason)
+    return _settled(at, _request(at, id), "denied", note=reason)
 
 
 def sessions(at: Asking, *, conversation: Only = None, everything: All = False) -> list[Session]:
@@ -273,9 +275,9 @@ def _request(at: Asking, request_id: str) -> Request:
     return found
 
 
-def _settled(at: Asking, request_id: str, decision: Literal["approved", "denied"], **how: Any) -> Decision:
+def _settled(at: Asking, request: Request, decision: Literal["approved", "denied"], **how: Any) -> Decision:
     request = requests.settle(
-        at.where.database, at.enqueuer, _request(at, request_id).id, decision,
+        at.where.database, at.enqueuer, request.id, decision,
         by=at.caller.by, surface=SURFACE, **how,
     )  # fmt: skip
     if request.state != decision:
@@ -295,8 +297,9 @@ def _row(at: Asking, session_id: str) -> Row:
 
 
 def _here(at: Asking, session_id: str) -> Row:
-    _row(at, session_id)
-    return processes.the_session(at.where, session_id)
+    found = _row(at, session_id)
+    processes.require_here(at.where, found)
+    return found
 
 
 def _session(row: Row, fresh: Freshness) -> Session:
@@ -344,8 +347,7 @@ class Operation:
         try:
             model = self.arguments.model_validate(given, strict=not texts)
         except ValidationError as error:
-            found = [f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()[:10]]
-            raise InvalidRequest(f"{self.name} cannot be done: {'; '.join(found)}") from None
+            raise InvalidRequest(f"{self.name} cannot be done: {mistakes_in(error)}") from None
         return {name: getattr(model, name) for name in type(model).model_fields}
 
 

@@ -52,11 +52,16 @@ def the_session(where: Place, session_id: str) -> Session:
     session = where.database.read_now(sessions.get, SessionId(session_id))
     if session is None:
         raise UnknownSession(f"no session {session_id!r}: `shellback ps --all` lists them")
+    require_here(where, session)
+    return session
+
+
+def require_here(where: Place, session: Session) -> None:
+    """Raise `SessionElsewhere` unless the session belongs to this host."""
     if session.host_id != where.host_id:
         raise SessionElsewhere(
             f"session {session.id} belongs to host {session.host_id}: run the command there, or with its SHELLBACK_HOME"
         )
-    return session
 
 
 class Ended(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from shellback.exec.core.threads import cancelled
+from shellback.exec.core.waits import Ring
 from shellback.exec.engine.engine import Engine
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.tools.toolset import ExecTools
@@ -66,7 +67,7 @@ class Calls:
     """The connections by their ids."""
     serving: Counter[str] = field(init=False, default_factory=Counter[str])
     """The sessions of the calls that are being served, and by how many calls each."""
-    rung: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    decided: Ring = field(init=False, default_factory=Ring)
     """Set when somebody has decided about a request; then there is a new one."""
     _held: int | None = field(init=False, default=None)
     tasks: Tasks = field(init=False)
@@ -144,8 +145,7 @@ class Calls:
         await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))
 
     def _ring(self) -> None:
-        rung, self.rung = self.rung, asyncio.Event()
-        rung.set()
+        self.decided.ring()
         self.tasks.ring()
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

@@ -34,7 +34,7 @@ from shellback.mcp_server.listing import group_of
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed, refusal
-from shellback.work.errors import ApprovalSettled
+from shellback.work.errors import ApprovalSettled, mistakes_in
 from shellback.work.queue.mailbox import Workspace
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Connection:
         """The request when it is decided, or at the latest then."""
         loop = asyncio.get_running_loop()
         while request.state == "pending":
-            rung, left_s = self.calls.rung, request.expires_at - time.time()
+            rung, left_s = self.calls.decided.next, request.expires_at - time.time()
             request = await self.calls.database.read(approvals.get, request.id)
             if request.state != "pending" or loop.time() >= until:
                 break
@@ -346,5 +346,4 @@ def _left(asked: Asked) -> Answer:
 
 
 def _invalid(error: ValidationError) -> str:
-    found = [f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()[:10]]
-    return f"the arguments are not acceptable; nothing was done. {'; '.join(found)}"
+    return f"the arguments are not acceptable; nothing was done. {mistakes_in(error)}"

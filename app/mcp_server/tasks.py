@@ -20,6 +20,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.identity import call_key, session_id
 from shellback.exec.core.threads import cancelled
+from shellback.exec.core.waits import Ring
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.wire.crashpoints import reach
 from shellback.mcp_server import requests, task_rows
@@ -68,7 +69,7 @@ class Tasks:
     calls: Calls
     kept_s: float
     _runs: dict[str, _Run] = field(init=False, default_factory=dict[str, _Run])
-    _rung: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _rung: Ring = field(init=False, default_factory=Ring)
 
     async def begin(self, of: Connection, asked: Asked, after_s: float) -> Answer | Task:
         """See `Talk.begin`. Cancelled before it is a task, the call is left as without tasks."""
@@ -131,7 +132,7 @@ class Tasks:
             if task.state != WORKING:
                 yield task
         while any(task.state == WORKING for task in told.values()):
-            rung = self._rung
+            rung = self._rung.next
             for before in [task for task in told.values() if task.state == WORKING]:
                 task = told[before.id] = await self.get(of, client, before.id)
                 if (task.state, task.said) != (before.state, before.said):
@@ -155,8 +156,7 @@ class Tasks:
 
     def ring(self) -> None:
         """Tell who waits for a change that there may be one."""
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        self._rung.ring()
 
     async def freeze(self) -> None:
         """Leave what is no task, and record no further result: what calls answer while the engine stops is none."""

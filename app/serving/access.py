@@ -10,6 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final
 
+from shellback.exec.core.waits import Ring
 from shellback.storage import tokens
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
@@ -49,7 +50,7 @@ class Access:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._uses: dict[str, set[Use]] = {}
-        self._rung = asyncio.Event()
+        self._rung = Ring()
         self._closed = False
 
     @contextlib.contextmanager
@@ -83,8 +84,7 @@ class Access:
 
     def ring(self) -> None:
         """A token was revoked: look."""
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        self._rung.ring()
 
     def close(self) -> None:
         """End all that is open, and at once what is opened from now on."""
@@ -95,7 +95,7 @@ class Access:
     async def watch(self) -> None:
         """End what is open when its token is revoked, until cancelled."""
         while True:
-            rung = self._rung
+            rung = self._rung.next
             try:
                 await self.look()
             except StorageError as error:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class WorkError(Exception):
     """Root of the errors that the queue side raises on purpose."""
@@ -53,3 +58,9 @@ class ServerRefused(WorkError, PermissionError):
 
 class ServerUnreachable(WorkError, ConnectionError):
     """Raised when a server does not answer, or its answer cannot be read. What was asked may have been done."""
+
+
+def mistakes_in(error: ValidationError) -> str:
+    """What is wrong with which argument, in one line; the first ten."""
+    found = [f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()[:10]]
+    return "; ".join(found)

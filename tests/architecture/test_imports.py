@@ -63,6 +63,19 @@ def test_a_command_that_reads_loads_neither_agent_nor_tools_nor_the_driver_of_an
     )
 
 
+def test_a_thread_that_judges_a_command_loads_nothing(tmp_path: Path) -> None:
+    """It reads as the user of commands, who may not be able to read our packages."""
+    program = """
+import sys
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.rules.loose import read
+before = {*sys.modules}
+assert parse("ls | cat") and read("ls | cat")
+assert before == {*sys.modules}, {*sys.modules} - before
+"""
+    loaded(program, cwd=tmp_path)
+
+
 def test_a_file_of_settings_is_judged_without_the_engine(tmp_path: Path) -> None:
     tmp_path.joinpath(".env").write_text("MODEL=offline\n")
     environ = {"PATH": os.environ["PATH"], "SHELLBACK_HOME": "/nonexistent/home"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from shellback.exec.core.waits import refuse_on_a_loop, result_of, waited
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.protocol import AsyncFilesystem, Filesystem, Shell
 
@@ -19,16 +19,6 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _CLOSED = "this shell has been closed; make another one"
-
-
-def _waited(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The synchronous form of a method of `self.asynchronous`, by `self.run`."""
-
-    @functools.wraps(method)
-    def call(self: SyncShell | SyncFiles, *args: P.args, **options: P.kwargs) -> T:
-        return self.run(lambda: getattr(self.asynchronous, method.__name__)(*args, **options))
-
-    return call
 
 
 class SyncShell:
@@ -56,15 +46,10 @@ class SyncShell:
         Raises:
             RuntimeError: This thread runs an event loop, or the engine's loop has stopped.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise RuntimeError(
-                "a synchronous shell was called on a running event loop, which it would stop: "
-                "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`; in a tool, ctx.deps.async_shell"
-            )
+        refuse_on_a_loop(
+            "a synchronous shell was called on a running event loop, which it would stop: "
+            "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`; in a tool, ctx.deps.async_shell"
+        )
         if os.getpid() != self._pid:
             raise RuntimeError("this shell is that of the process which this one was forked from; make another one")
         with self._entering:
@@ -75,13 +60,7 @@ class SyncShell:
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
             self._calls.add(future)
         try:
-            return future.result()
-        except CancelledError:
-            # Cancelled by the code that stops the loop; no other code has the future.
-            raise RuntimeError(_CLOSED) from None
-        except BaseException:
-            future.cancel()
-            raise
+            return result_of(future, _CLOSED)
         finally:
             self._calls.discard(future)
 
@@ -106,10 +85,10 @@ class SyncShell:
     def default_timeout(self) -> float:
         return self.asynchronous.default_timeout
 
-    execute = _waited(AsyncShell.execute)
-    execute_script = _waited(AsyncShell.execute_script)
-    which = _waited(AsyncShell.which)
-    env = _waited(AsyncShell.env)
+    execute = waited(AsyncShell.execute)
+    execute_script = waited(AsyncShell.execute_script)
+    which = waited(AsyncShell.which)
+    env = waited(AsyncShell.env)
 
 
 class SyncFiles:
@@ -126,13 +105,13 @@ class SyncFiles:
     def write(self, path: str, content: str) -> object:
         return self.write_bytes(path, content.encode())
 
-    read_bytes = _waited(AsyncFilesystem.read_bytes)
-    write_bytes = _waited(AsyncFilesystem.write_bytes)
-    stat = _waited(AsyncFilesystem.stat)
-    list_dir = _waited(AsyncFilesystem.list_dir)
-    exists = _waited(AsyncFilesystem.exists)
-    make_dir = _waited(AsyncFilesystem.make_dir)
-    remove = _waited(AsyncFilesystem.remove)
+    read_bytes = waited(AsyncFilesystem.read_bytes)
+    write_bytes = waited(AsyncFilesystem.write_bytes)
+    stat = waited(AsyncFilesystem.stat)
+    list_dir = waited(AsyncFilesystem.list_dir)
+    exists = waited(AsyncFilesystem.exists)
+    make_dir = waited(AsyncFilesystem.make_dir)
+    remove = waited(AsyncFilesystem.remove)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Final
+
+import tree_sitter_bash
+from tree_sitter import Language, Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tree_sitter import Language, Node
+    from tree_sitter import Node
+
+# Loaded here: threads that read as the user of commands may not be able to read our packages.
+_LANGUAGE: Final = Language(tree_sitter_bash.language())
 
 KNOWN: Final = frozenset(
     {
@@ -35,19 +40,9 @@ _WORDS: Final = frozenset(
 _PARTS: Final = frozenset({"string", "concatenation"})
 
 
-@cache
-def _language() -> Language:
-    import tree_sitter_bash
-    from tree_sitter import Language
-
-    return Language(tree_sitter_bash.language())
-
-
 def tree(text: bytes) -> Node:
     """The root of the tree that tree-sitter-bash parses."""
-    from tree_sitter import Parser
-
-    return Parser(_language()).parse(text).root_node  # a parser for each text: cheap, and not shared by threads
+    return Parser(_LANGUAGE).parse(text).root_node  # a parser for each text: cheap, and not shared by threads
 
 
 def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
