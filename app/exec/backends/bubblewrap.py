@@ -25,10 +25,19 @@ from shellback.exec.core.runner import EXEC_UID, Runner, found
 from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
-from shellback.exec.wire.sandbox import Bounds, Sandbox
+from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.sandbox import PROXY_PORT, Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
+_PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
+PROXIED: Final = {
+    # Without socks5h://, for which some programs need a package that they lack.
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), _PROXY),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+    "NODE_USE_ENV_PROXY": "1",
+}
+"""The environment by which programs find the proxy."""
 PROCESSES: Final = 1024
 _STEP_BYTES: Final = 2**26
 FILE_BYTES: Final = 16 * 1024**3
@@ -40,7 +49,8 @@ BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
 class BubblewrapBackend(ChosenBackend):
     """Runs commands in sandbox instances, one for each scope and profile.
 
-    `hidden` is what no command sees; `orders` are files that Shellback obeys, which no command sees or writes.
+    `hosts` are entries of the list that commands reach by a proxy, `private` ranges of addresses that these may have, in
+    place of the whole `network`. `hidden` is what no command sees; `orders` are files that Shellback obeys, which no command sees or writes.
     """
 
     name = "bubblewrap"
@@ -57,6 +67,8 @@ class BubblewrapBackend(ChosenBackend):
         *,
         exec_uid: int = EXEC_UID,
         network: bool = False,
+        hosts: Sequence[str] = (),
+        private: Sequence[str] = (),
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         orders: Sequence[Path] = (),
@@ -67,6 +79,10 @@ class BubblewrapBackend(ChosenBackend):
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
         self.network = network
+        self.hosts = tuple(hosts)
+        self.private = tuple(private)
+        # A mistake in them is told here, not by a command that cannot connect.
+        Hosts(hosts, private)
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -91,6 +107,8 @@ class BubblewrapBackend(ChosenBackend):
             wanted.workspace,
             exec_uid=wanted.exec_uid,
             network=wanted.network,
+            hosts=wanted.hosts,
+            private=wanted.private,
             readable=wanted.readable,
             hidden=wanted.hidden,
             orders=wanted.orders,
@@ -107,6 +125,8 @@ class BubblewrapBackend(ChosenBackend):
     def description(self) -> str:
         """What is in force in the sandbox, for the model; the probe finds out which bounds are."""
         network = "the host's network" if self.network else "no network but its own loopback"
+        if self.hosts:
+            network = f"no network but its own loopback, and a proxy to these hosts only: {', '.join(self.hosts)}"
         also = "".join(f", {path}" for path in self.readable)
         return (
             f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"
@@ -185,11 +205,12 @@ class BubblewrapBackend(ChosenBackend):
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
+        proxied = PROXIED if self.hosts and spec.profile == WORK and spec.env_mode == "extend" else {}
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
             argv=argv,
             cwd=spec.cwd,
-            env=env,
+            env={**proxied, **env},
             uid=uid,
             gid=gid,
             sandbox=self.sandbox(spec.profile, scope, covers),
@@ -200,7 +221,8 @@ class BubblewrapBackend(ChosenBackend):
         work = profile == WORK
         seen = self._view(profile)
         place = os.stat(self.workspace)
-        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen])
+        hosts, private = (self.hosts, self.private) if work else ((), ())
+        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
             key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],
@@ -215,6 +237,9 @@ class BubblewrapBackend(ChosenBackend):
             stubs=covers.stubs if work else (),
             placeholders=tuple((path, text.decode()) for path, text in covers.placeholders) if work else (),
             private_net=not (self.network and work),
+            hosts=hosts,
+            private=private,
+            scope=scope,
             bounds=self.bounds,
         )
 

@@ -64,6 +64,8 @@ class Wanted:
     state: Path
     exec_uid: int
     network: bool
+    hosts: Sequence[str] = ()
+    private: Sequence[str] = ()
     fence: bool
     readable: Sequence[Path]
     hidden: Sequence[Path]

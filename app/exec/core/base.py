@@ -61,6 +61,8 @@ class Backend(ABC):
     """The profiles that it enforces; commands of different profiles share nothing."""
     network: bool
     """Whether its commands reach the network; in the profile `read_only` they never do."""
+    hosts: tuple[str, ...] = ()
+    """The only hosts that its commands reach, by a proxy; without any, `network` says whether they reach all."""
     workspace: Path
     """The workspace, without symlinks."""
     inner: str

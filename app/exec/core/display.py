@@ -133,6 +133,8 @@ def _ordered(display: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 def _fact(key: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"{shown_line(key)} {'on' if value else 'off'}"] if value or key == "network" else []
+    if isinstance(value, list | tuple):
+        value = " ".join(map(str, cast("Sequence[object]", value)))
     return [f"{shown_line(key)} {_scalar(key, value)}"] if value else []
 
 

@@ -147,7 +147,7 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
             "profile": spec.profile,
             "mounts": held_to["mounts"],
             "limits": {**held_to["limits"], "log_bytes": spec.log_bytes},
-            "network": backend.network and spec.profile != READ_ONLY,
+            "network": spec.profile != READ_ONLY and ([*backend.hosts] or backend.network),
             "secrets": [],
             "uid": backend.uid,
             "lifetime": spec.lifetime,

@@ -85,7 +85,7 @@ class AsyncShell:
 
     @property
     def network_enabled(self) -> bool:
-        return self.engine.backend.network
+        return self.engine.backend.network or bool(self.engine.backend.hosts)
 
     async def execute(
         self,

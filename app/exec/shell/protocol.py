@@ -84,7 +84,7 @@ class Shell(Protocol):
 
     @property
     def network_enabled(self) -> bool:
-        """Whether commands reach the network."""
+        """Whether commands reach the network, or listed hosts of it."""
         ...
 
     @property

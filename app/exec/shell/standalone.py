@@ -115,8 +115,11 @@ def _on_host(root: str | Path, state: Path, host: SupervisorClient) -> Made:
     return Made(HostBackend(root, state=state), host)
 
 
-def _in_bubblewrap(root: str | Path, state: Path, host: SupervisorClient, *, network: bool = False) -> Made:
-    return Made(BubblewrapBackend(root, network=network, hidden=[state]), host)
+def _in_bubblewrap(
+    root: str | Path, state: Path, host: SupervisorClient, *, network: bool | Sequence[str] = False
+) -> Made:
+    hosts = () if isinstance(network, bool) else network
+    return Made(BubblewrapBackend(root, network=network is True, hosts=hosts, hidden=[state]), host)
 
 
 def in_container(
@@ -148,7 +151,8 @@ class HostShell(Standalone):
 class BubblewrapShell(Standalone):
     """Commands in bubblewrap: they write `root`, and see only the parts of the host that programs need.
 
-    `network=True` gives them the host's network. /tmp is private, and a command may begin there.
+    `network=True` gives them the host's network, and a list of hosts, as in `["example.org", "*.example.net:443"]`, these
+    hosts only, by a proxy. /tmp is private, and a command may begin there.
     """
 
     _make = staticmethod(_in_bubblewrap)

@@ -29,12 +29,15 @@ RUN_BYTES: Final = 16 * 1024 * 1024
 CONTAINED: Final = "/workspace"
 """The path of the workspace in a container."""
 
+PROXY_PORT: Final = 3128
+"""Of the loopback of an instance with a list of hosts; the proxy accepts there."""
+
 FIXED: Final = "fixed"
 READ_ONLY: Final = "readonly"
 STUB: Final = "stub"
 MASKED: Final = "masked"
 
-_PATHS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidden")
+_WORDS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidden", "hosts", "private")
 
 
 def _above(path: str) -> Iterator[str]:
@@ -64,7 +67,8 @@ class Sandbox:
     empty. `stubs` are directories and `placeholders` files (path and content, also in `readonly`) that exist while
     commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
-    has its own network namespace.
+    has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy, `private` ranges of
+    addresses that these may have; `scope` names the instance in the records of the proxy.
     """
 
     bwrap: str
@@ -81,6 +85,9 @@ class Sandbox:
     pinned: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     private_net: bool = True
+    hosts: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    scope: str = ""
     bounds: Bounds = Bounds()
 
     def covered(self) -> dict[str, str]:
@@ -124,6 +131,7 @@ class Sandbox:
             placeholders=tuple(zip(places[::2], places[1::2], strict=True)),
             held=tuple(zip(held[::3], held[1::3], held[2::3], strict=True)),
             private_net=bool(message.get("private_net")),
+            scope=field_of(message, "scope", str),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
-            **{name: words_of(message, name) for name in _PATHS},
+            **{name: words_of(message, name) for name in _WORDS},
         )

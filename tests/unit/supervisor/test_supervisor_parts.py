@@ -429,7 +429,7 @@ def held(*names: str) -> Held:
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     keeper = Keeper()
     loop = Loop()
-    instances = Instances(loop, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
+    instances = Instances(loop, None, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
     whole, partly, old = held("inner", "mnt", "net", "user"), held("inner", "mnt", "user"), held("mnt", "net", "user")
     partly.notes["whole"] = whole.notes["whole"]
     all_held = {"instance.whole": whole, "instance.partly": partly, "instance.old": old, "session": Held()}

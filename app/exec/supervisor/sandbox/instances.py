@@ -23,6 +23,7 @@ from shellback.exec.supervisor.sandbox.building import Ahead
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.cgroups import Groups
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
+from shellback.exec.supervisor.sandbox.proxying import LISTENER, Proxying, facts_of, listener
 from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire import linux
 from shellback.exec.wire.descriptors import closing
@@ -56,9 +57,10 @@ class Instance:
 
 
 class Instances:
-    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, losses: Losses) -> None:
+    def __init__(self, loop: Loop, home: str | None, keeper: link.Line, diary: Diary, losses: Losses) -> None:
         self._loop = loop
         self._losses = losses
+        self.proxying = Proxying(loop, home, diary)
         self._keeper = keeper
         self._diary = diary
         self._all: dict[str, Instance] = {}
@@ -75,7 +77,7 @@ class Instances:
             self._all[key] = Instance(one.fds)
             if one.notes.get(_WHOLE) == sorted(one.fds) and namespaces.INNER in one.fds:
                 self._rest(key)
-                self._watch(key, one.notes)
+                self._attend(key, one.notes)
             else:
                 # The keeper had no room for all namespaces; an instance without one does not isolate.
                 self._end(key)
@@ -162,11 +164,13 @@ class Instances:
 
     def _made(self, sandbox: Sandbox, who: Who, instance: Instance, said: Said, stop: int) -> None:
         found: dict[str, int] = {}
-        notes: Message = {"hidden": sandbox.hidden, "root": sandbox.workspace, "who": who}
+        notes: Message = {"hidden": sandbox.hidden, "root": sandbox.workspace, "who": who, **facts_of(sandbox)}
         number = said.errno
         try:
             if said.ready:
                 found = _opened(child_of(said.text), said.pid, sandbox)
+                if sandbox.hosts:
+                    found[LISTENER] = listener(found, who)
                 names = notes[_WHOLE] = sorted(found)
                 self._keeper.send(
                     {"op": "hold", "session": _HELD + sandbox.key, "names": names, "notes": notes},
@@ -182,10 +186,17 @@ class Instances:
             self._diary.note(f"sandbox {sandbox.key}: not made: errno {number}")
         instance.namespaces = found
         if found:
-            self._watch(sandbox.key, notes)
+            self._attend(sandbox.key, notes)
         waiting, instance.waiting = instance.waiting, []
         for then in waiting:
             then(found or None, number, said.text)
+
+    def _attend(self, key: str, notes: Message) -> None:
+        """Do what an instance needs as long as it is there."""
+        fds = self._all[key].namespaces
+        if LISTENER in fds:
+            self.proxying.serve(key, fds[LISTENER], {name: notes[name] for name in ("hosts", "private", "scope")})
+        self._watch(key, notes)
 
     def _watch(self, key: str, notes: Message) -> None:
         """Keep the hidden files of the instance covered: later commands inherit its mounts."""
@@ -202,7 +213,7 @@ class Instances:
             covered=dict.fromkeys(hidden, MASKED),
             root=notes["root"],
             who=None if who is None else (who[0], who[1]),
-            enter=lambda: {name: os.dup(fd) for name, fd in instance.namespaces.items() if name != _TABLE},
+            enter=lambda: {name: os.dup(fd) for name, fd in instance.namespaces.items() if name not in {_TABLE, LISTENER}},
             told=told,
             end=lambda: self._end(key),
         )
@@ -225,6 +236,7 @@ class Instances:
         self.ahead.drop(key)
         if instance.idle is not None:
             instance.idle.cancel()
+        self.proxying.drop(key)
         linux.close_all(instance.namespaces.values())
         self._keeper.drop(_HELD + key)
         self.groups.drop(key)

@@ -45,7 +45,7 @@ class Sandboxes:
         """Called for a job that lost a cover, and for one whose cover cannot be restored, which has to end."""
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
-        self.instances = Instances(loop, keeper, diary, self.losses)
+        self.instances = Instances(loop, home, keeper, diary, self.losses)
         self._pins: Counter[str] = Counter()
         """The pinned paths, and for how many commands."""
 
@@ -183,6 +183,7 @@ class Sandboxes:
         """Remove stubs, waiting children and empty groups; to be called at the end."""
         self.stubs.tidy()
         self.instances.ahead.close()
+        self.instances.proxying.close()
         self.instances.groups.close()
 
     def vacate(self, job: Job, empty: Callable[[], None]) -> None:

@@ -74,7 +74,7 @@ class Trial:
         keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
         keeper.pid = None
         self._losses = Losses(self._loop, lambda _why: None)
-        self.instances = Instances(self._loop, keeper, Diary(os.devnull, "trial"), self._losses)
+        self.instances = Instances(self._loop, None, keeper, Diary(os.devnull, "trial"), self._losses)
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:

@@ -1,0 +1,83 @@
+"""Connections to listed hosts: allowed by name, resolved here, and made to an address that was checked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from shellback.exec.wire.hosts import Entry, Hosts, canonical, is_address, number
+
+RESOLVE_S: Final = 10.0
+CONNECT_S: Final = 10.0
+BUFFER: Final = 1 << 18
+_ADDRESSES: Final = 4
+
+Resolve = Callable[[str], Awaitable[list[str]]]
+
+
+class Refused(Exception):
+    """Raised for a connection that is not made; `found` has what was known of it."""
+
+    def __init__(self, why: str, *, unreachable: bool = False) -> None:
+        super().__init__(why)
+        self.unreachable = unreachable
+
+
+class Goal(NamedTuple):
+    """A host, as `canonical` writes it, and port that an entry allows."""
+
+    host: str
+    port: int
+    by: Entry
+
+
+class Reached(NamedTuple):
+    address: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+def goal(hosts: Hosts, host: str, port: str) -> Goal:
+    """The goal of a connection that is asked for; raises Refused if it is not allowed."""
+    try:
+        name, to = canonical(host), number(port)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    by = hosts.allowing(name, to)
+    if by is None:
+        raise Refused(f"{name}:{to} is not on the list of hosts that commands may reach")
+    return Goal(name, to, by)
+
+
+async def reach(hosts: Hosts, to: Goal, resolve: Resolve) -> Reached:
+    """Connect to the goal, at an address that it may have; raises Refused."""
+    found = [to.host] if is_address(to.host) else await _resolved(to.host, resolve)
+    open_to = [address for address in found if hosts.reachable(address, to.by)]
+    if not open_to:
+        raise Refused(f"{to.host} has no public address, but {', '.join(found[:_ADDRESSES])}")
+    why = ""
+    for address in open_to[:_ADDRESSES]:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return Reached(address, *await asyncio.open_connection(address, to.port, limit=BUFFER))
+        except (OSError, TimeoutError) as error:
+            why = f"{address}: {getattr(error, 'strerror', None) or 'no answer'}"
+    raise Refused(f"{to.host}:{to.port} cannot be reached ({why})", unreachable=True)
+
+
+async def _resolved(host: str, resolve: Resolve) -> list[str]:
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await resolve(host)
+    except (OSError, TimeoutError) as error:
+        why = getattr(error, "strerror", None) or "no answer"
+        raise Refused(f"{host} cannot be resolved ({why})", unreachable=True) from None
+    return found
+
+
+async def by_system(host: str) -> list[str]:
+    """The addresses of a name, as this machine resolves it."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in found))

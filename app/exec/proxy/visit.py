@@ -1,0 +1,323 @@
+"""One connection from a sandbox: SOCKS5, an HTTP tunnel, or one HTTP request.
+
+What goes through a tunnel is read as far as it names a server: that has to be the host that was allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import h11
+
+from shellback.exec.proxy import hello
+from shellback.exec.proxy.reach import BUFFER, Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.wire.hosts import Hosts, canonical, is_address, split
+
+HEAD_S: Final = 20.0
+HEAD_BYTES: Final = 1 << 16
+_LINE_BYTES: Final = 8192
+_SOCKS: Final = 5
+_OK, _DENIED, _UNREACHABLE, _UNKNOWN = 0, 2, 4, 7
+_NAME, _IPV4, _IPV6 = 3, 1, 4
+_NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
+_HOPS: Final = frozenset({b"connection", b"keep-alive", b"host", b"te", b"trailer", b"upgrade", b"expect"})
+_URL: Final = re.compile(r"http://([^/?#@\\]+)([/?].*)?", re.IGNORECASE)
+_METHOD: Final = re.compile(rb"[A-Z]{1,20}(?: |$)")
+_PORTS: Final = {"https": 443, "http": 80}
+_ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
+"""Fatal: unrecognized_name; RFC 8446, 6."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is known about a connection; `up` and `down` are bytes."""
+
+    host: str = ""
+    port: int = 0
+    address: str = ""
+    rule: str = ""
+    refused: str = ""
+    up: int = 0
+    down: int = 0
+
+
+class Visit:
+    """Serves one connection; `begun` is called once an allowed host is reached."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        resolve: Resolve,
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        begun: Callable[[Facts], None],
+    ) -> None:
+        self.facts = Facts()
+        self._hosts = hosts
+        self._resolve = resolve
+        self._reader, self._writer = client
+        self._begun = begun
+
+    async def serve(self) -> None:
+        """Serve until one side has ended; what was refused is in `facts`."""
+        try:
+            async with asyncio.timeout(HEAD_S):
+                first = await self._reader.read(BUFFER)
+            if first[:1] == bytes([_SOCKS]):
+                await self._socks(first)
+            elif first:
+                await self._http(first)
+        except Refused as refusal:
+            self.facts.refused = str(refusal)
+        except TimeoutError:
+            self.facts.refused = f"nothing came for {HEAD_S:g} s"
+        except OSError:
+            pass  # One side has gone; the other one goes with it.
+
+    # -- ways in ---------------------------------------------------------------------------------
+
+    async def _socks(self, data: bytes) -> None:
+        data = await self._more(data, lambda got: len(got) >= 2 and len(got) >= 2 + got[1])
+        if 0 not in data[2 : 2 + data[1]]:
+            self._writer.write(bytes([_SOCKS, 0xFF]))
+            raise Refused("SOCKS with a password")
+        self._writer.write(bytes([_SOCKS, 0]))
+        data = await self._more(data[2 + data[1] :], lambda got: len(got) >= 7 and len(got) >= _socks_size(got))
+        size = _socks_size(data)
+        if data[:2] != bytes([_SOCKS, 1]):
+            self._writer.write(bytes([_SOCKS, _UNKNOWN, 0]) + _NOWHERE)
+            raise Refused("SOCKS asks for something else than a connection, such as UDP")
+        kind, host = data[3], data[4 : size - 2]
+        name = host[1:].decode("latin-1") if kind == _NAME else str(ipaddress.ip_address(bytes(host)))
+        try:
+            to, reached = await self._reach(name, str(int.from_bytes(data[size - 2 : size])))
+        except Refused as refusal:
+            self._writer.write(bytes([_SOCKS, _UNREACHABLE if refusal.unreachable else _DENIED, 0]) + _NOWHERE)
+            raise
+        self._writer.write(bytes([_SOCKS, _OK, 0]) + _NOWHERE)
+        await self._tunnel(to, reached, data[size:])
+
+    async def _http(self, data: bytes, tunnel: tuple[Goal, Reached] | None = None) -> None:
+        """Carry out one request; inside of a `tunnel`, one that goes to its host."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        parser.receive_data(data)
+        try:
+            asked = await self._event(parser)
+            if not isinstance(asked, h11.Request):
+                return
+            if asked.method == b"CONNECT" and tunnel is None:
+                host, port = _authority(asked.target, "")
+                to, reached = await self._reach(host, port)
+                await self._event(parser)
+                self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await self._tunnel(to, reached, parser.trailing_data[0])
+                return
+            where, path = _asked(asked, tunnel[0] if tunnel else None)
+            to, reached = tunnel or await self._reach(*where)
+        except h11.RemoteProtocolError as error:
+            refusal = Refused(f"no HTTP request: {error}")
+            self._say(400, refusal)
+            raise refusal from None
+        except Refused as refusal:
+            self._say(502 if refusal.unreachable else 403, refusal)
+            raise
+        await self._ask(parser, asked, path, to, reached)
+
+    async def _ask(self, parser: h11.Connection, asked: h11.Request, path: bytes, to: Goal, reached: Reached) -> None:
+        named = {
+            name.strip().lower() for key, value in asked.headers if key == b"connection" for name in value.split(b",")
+        }
+        chunked = any(key == b"transfer-encoding" for key, _ in asked.headers)
+        dropped = _HOPS | named | ({b"content-length"} if chunked else set())
+        headers = [(key, value) for key, value in asked.headers if key not in dropped and not key.startswith(b"proxy-")]
+        host = f"[{to.host}]" if ":" in to.host else to.host
+        place = host if to.port == _PORTS["http"] else f"{host}:{to.port}"
+        upstream = h11.Connection(h11.CLIENT)
+        request = h11.Request(
+            method=asked.method, target=path, headers=[(b"Host", place.encode()), *headers, (b"Connection", b"close")]
+        )
+
+        async def body() -> AsyncIterator[bytes]:
+            yield upstream.send(request) or b""
+            if parser.they_are_waiting_for_100_continue:
+                self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            while isinstance(event := await self._event(parser, None), h11.Data | h11.EndOfMessage):
+                yield upstream.send(event if isinstance(event, h11.Data) else h11.EndOfMessage()) or b""
+                if isinstance(event, h11.EndOfMessage):
+                    break
+
+        try:
+            await self._both(reached, body())
+        except h11.RemoteProtocolError as error:
+            raise Refused(f"no HTTP request: {error}") from None
+
+    async def _tunnel(self, to: Goal, reached: Reached, first: bytes) -> None:
+        async def rest() -> AsyncIterator[bytes]:
+            data = first or await self._reader.read(BUFFER)
+            if data:
+                yield await self._checked(to, data)
+            while data := await self._reader.read(BUFFER):
+                yield data
+
+        try:
+            if to.port == _PORTS["http"]:
+                await self._http(first, (to, reached))
+            else:
+                await self._both(reached, rest())
+        finally:
+            reached.writer.close()
+
+    async def _checked(self, to: Goal, data: bytes) -> bytes:
+        """The first bytes of a client, once they name the host that was allowed, or name none."""
+        try:
+            async with asyncio.timeout(HEAD_S):
+                if data[0] == hello.RECORD:
+                    return await self._hello(to, data)
+                if to.port == _PORTS["https"]:
+                    raise Refused(f"only TLS goes to port {to.port}")
+                while (named := _named_in(data)) is None:
+                    data += await self._due()
+        except (hello.Unreadable, ValueError) as error:
+            self._writer.write(_ALERT)
+            raise Refused(str(error)) from None
+        if named:
+            _same(named, to)
+        return data
+
+    async def _hello(self, to: Goal, data: bytes) -> bytes:
+        while (name := hello.server_name(data)) is None:
+            data += await self._due()
+        if (canonical(name) if name else "") != ("" if is_address(to.host) else to.host):
+            raise hello.Unreadable(f"TLS names {name[:80]!r}, not {to.host}")
+        return data
+
+    async def _due(self) -> bytes:
+        more = await self._reader.read(BUFFER)
+        if not more:
+            raise Refused("the first message ends in the middle")
+        return more
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    async def _reach(self, host: str, port: str) -> tuple[Goal, Reached]:
+        self.facts.host, self.facts.port = host[:255], int(port) if port.isascii() and port.isdigit() else 0
+        to = goal(self._hosts, host, port)
+        self.facts.host, self.facts.rule = to.host, to.by.text
+        reached = await reach(self._hosts, to, self._resolve)
+        self.facts.address = reached.address
+        self._begun(self.facts)
+        return to, reached
+
+    async def _both(self, reached: Reached, up: AsyncIterator[bytes]) -> None:
+        """Carry bytes both ways until the server has ended, or one side fails."""
+
+        async def send() -> None:
+            async for data in up:
+                self.facts.up += len(data)
+                reached.writer.write(data)
+                await reached.writer.drain()
+            with contextlib.suppress(OSError):
+                reached.writer.write_eof()
+
+        async def receive() -> None:
+            while data := await reached.reader.read(BUFFER):
+                self.facts.down += len(data)
+                self._writer.write(data)
+                await self._writer.drain()
+            with contextlib.suppress(OSError):
+                self._writer.write_eof()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(send())
+                await receive()
+                sending.cancel()
+        except* Refused as refused:
+            raise refused.exceptions[0] from None
+        except* h11.RemoteProtocolError as wrong:
+            raise wrong.exceptions[0] from None
+        except* OSError:
+            pass
+        finally:
+            reached.writer.close()
+
+    async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
+        async with asyncio.timeout(patience_s):
+            while (event := parser.next_event()) is h11.NEED_DATA:
+                parser.receive_data(await self._reader.read(BUFFER))
+        return event
+
+    async def _more(self, data: bytes, enough: Callable[[bytes], bool]) -> bytes:
+        async with asyncio.timeout(HEAD_S):
+            while not enough(data):
+                got = await self._reader.read(BUFFER)
+                if not got or len(data) > _LINE_BYTES:
+                    raise Refused("SOCKS ends in the middle")
+                data += got
+        return data
+
+    def _say(self, status: int, refusal: Refused) -> None:
+        text = "".join(char if " " <= char <= "~" else "?" for char in str(refusal))
+        body = f"Shellback: {text}\n"
+        self._writer.write(
+            f"HTTP/1.1 {status} {text}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
+            f"Connection: close\r\n\r\n{body}".encode()
+        )
+
+
+def _socks_size(data: bytes) -> int:
+    """The length of a SOCKS request, from its first five bytes."""
+    sizes = {_IPV4: 4, _IPV6: 16, _NAME: 1 + data[4]}
+    if data[3] not in sizes:
+        raise Refused("SOCKS names no address")
+    return 4 + sizes[data[3]] + 2
+
+
+def _authority(target: bytes, default: str) -> tuple[str, str]:
+    try:
+        return split(target.decode("ascii"), default=default)
+    except ValueError:
+        raise Refused(f"{target[:80]!r} is no host and port") from None
+
+
+def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], bytes]:
+    """Host and port, and path, of a request; of one in a tunnel the host has to be the tunnel's."""
+    target = asked.target.decode("latin-1")
+    if inside is None:
+        url = _URL.fullmatch(target)
+        if url is None:
+            raise Refused(f"{target[:80]!r} is no http:// address: for https:// a client asks for a tunnel (CONNECT)")
+        path = url[2] or "/"
+        return _authority(url[1].encode(), "80"), (path if path.startswith("/") else f"/{path}").encode("latin-1")
+    _same(next((value for key, value in asked.headers if key == b"host"), b""), inside)
+    if not target.startswith(("/", "*")):
+        raise Refused(f"the request in the tunnel to {inside.host} names {target[:80]!r}")
+    return (inside.host, str(inside.port)), asked.target
+
+
+def _same(named: bytes, to: Goal) -> None:
+    """Check that a request in a tunnel names its host; raises Refused."""
+    host, _ = _authority(named, "")
+    with contextlib.suppress(ValueError):
+        if canonical(host) == to.host:
+            return
+    raise Refused(f"the request in the tunnel names {named[:80]!r}, not {to.host}")
+
+
+def _named_in(data: bytes) -> bytes | None:
+    """The Host of an HTTP request, b"" for anything else; None as long as that is not known."""
+    line, whole, rest = data.partition(b"\n")
+    if not _METHOD.match(line) or len(data) > HEAD_BYTES or (whole and b" HTTP/" not in line):
+        return b""
+    head, whole, _ = (rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
+    if not whole:
+        return None
+    found = [
+        value.strip() for key, _, value in (one.partition(b":") for one in head.split(b"\n")) if key.lower() == b"host"
+    ]
+    return found[0] if len(found) == 1 else b"-"

@@ -1,0 +1,126 @@
+"""Which hosts commands may reach: the entries of a list, and the one that a connection matches.
+
+An entry is HOST, HOST:PORT or HOST:*, where HOST is a name, *.NAME for all names below it, an address, or * alone.
+Without a port it means 80 and 443. An address never stands for a name, and a name never for an address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+USUAL: Final = frozenset({80, 443})
+_NAME_BYTES: Final = 253
+_LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NUMBER: Final = re.compile(r"(?:\d+|0x[0-9a-f]*)")
+_PORT: Final = re.compile(r"[1-9]\d{0,4}")
+
+
+class Entry(NamedTuple):
+    """One entry; without `ports`, all of them."""
+
+    text: str
+    host: str
+    ports: frozenset[int]
+
+    def matches(self, host: str, port: int) -> bool:
+        """Whether it is about this host, as `canonical` writes it, and port."""
+        if self.ports and port not in self.ports:
+            return False
+        if self.host == "*":
+            return not is_address(host)
+        return host == self.host or (self.host.startswith("*.") and host.endswith(self.host[1:]))
+
+
+class Hosts:
+    """A list of entries, and ranges of private addresses that its names may have."""
+
+    def __init__(self, entries: Iterable[str], private: Iterable[str] = ()) -> None:
+        """Raises ValueError if one is wrong."""
+        self.entries = tuple(map(entry, entries))
+        self.private = tuple(map(addresses, private))
+        if len(self.entries) > 1 and any(one.host == "*" for one in self.entries):
+            raise ValueError("* stands beside others, which then mean nothing: leave it or them out")
+
+    def allowing(self, host: str, port: int) -> Entry | None:
+        """The first entry that allows a connection to this host, as `canonical` writes it."""
+        return next((one for one in self.entries if one.matches(host, port)), None)
+
+    def reachable(self, address: str, allowed: Entry) -> bool:
+        """Whether a connection that `allowed` allows may go to this address: a public, named or private one."""
+        found = ipaddress.ip_address(address)
+        return str(found) == allowed.host or is_public(found) or any(found in one for one in self.private)
+
+
+def entry(text: str) -> Entry:
+    """Read an entry; raises ValueError with what is wrong and the remedy."""
+    host, port = split(text, default="")
+    if port not in {"", "*"}:
+        number(port)
+    ports = USUAL if not port else frozenset[int]() if port == "*" else frozenset({int(port)})
+    if host == "*":
+        return Entry(text, host, ports)
+    return Entry(text, f"*.{canonical(host[2:])}" if host.startswith("*.") else canonical(host), ports)
+
+
+def split(text: str, *, default: str) -> tuple[str, str]:
+    """Host and port of HOST:PORT, or of HOST, whose port is `default`; an IPv6 address is in brackets."""
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or rest[:1] not in {"", ":"} or ":" not in host:
+            raise ValueError(f"{text!r} is no address: write it as in [2001:db8::1]:443")
+        return host, rest[1:] if rest else default
+    host, colon, port = text.partition(":")
+    if ":" in port:
+        raise ValueError(f"{text!r} is no host and port: write an IPv6 address in brackets, a host without https://")
+    return host, port if colon else default
+
+
+def number(port: str) -> int:
+    """The port; raises ValueError if there is none of this number."""
+    if not _PORT.fullmatch(port) or int(port) > 65535:
+        raise ValueError(f"{port!r} is no port: write a number from 1 to 65535")
+    return int(port)
+
+
+def canonical(host: str) -> str:
+    """A name in lower case without its last dot, or an address in its usual form.
+
+    Raises ValueError for anything else, such as an address in a form that only some programs read.
+    """
+    found = host.lower().removesuffix(".")
+    if "%" not in found and is_address(found):
+        return str(ipaddress.ip_address(found))
+    if len(found) > _NAME_BYTES or not _NAME.fullmatch(found) or _NUMBER.fullmatch(found.rpartition(".")[2]):
+        raise ValueError(f"{host[:80]!r} is no name of a host: write it in ASCII, as in xn--bcher-kva.example")
+    return found
+
+
+def addresses(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """A range of addresses; raises ValueError with what is wrong and the remedy."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no range of addresses ({error}): write it as in 10.1.0.0/16") from None
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+_TRANSLATED: Final = tuple(
+    map(ipaddress.ip_network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"))
+)
+"""IPv6 addresses behind which an IPv4 address stands."""
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is the address of one host of the internet, without another address behind it."""
+    return address.is_global and not address.is_multicast and not any(address in one for one in _TRANSLATED)
