@@ -49,6 +49,7 @@ SECTIONS: Final = {
         "doctor": ("setup", "Check everything a worker needs; name each problem and its remedy."),
         "sandbox": ("sandbox", "Show where commands run and which limits hold there; run a command there."),
         "workspaces": ("workspaces", "List, add and remove the directories in which conversations work."),
+        "network": ("network", "Show what commands connected to, and what a list of hosts would need."),
         "containers": ("containers", "List containers, show what changed in one, or remove one."),
         "adopt": ("adopt", "Take over conversations of another host, or unknown processes."),
         "config": ("setup", "Show every setting, its value and its source."),

@@ -65,7 +65,7 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
         "why": chosen.why,
         "workspace": str(backend.workspace),
         "profiles": sorted(backend.profiles),
-        "network": "on" if backend.network else "off",
+        "network": [*backend.hosts] or ("on" if backend.network else "off"),
     }
     if chosen.found is not None and backend.protected is not None:
         covers = backend.protected.covers()

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shellback.exec.backends.kinds import KINDS, Wanted
 from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.policy.rules.file import network
+from shellback.exec.wire.hosts import Hosts
 
 if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from shellback.exec.core.base import Found
     from shellback.exec.section.sandbox import PodmanSandboxSection
     from shellback.settings import Settings
+
+LIST: Final = "list"
+"""The value of NETWORK by which commands reach the hosts of `[network]` only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             reasons.append(error.why if not reasons else str(error))
             asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
     why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
+    if settings.network == LIST:
+        raise BackendUnavailable(why)
     return replace(tried(settings, made(settings, tuple(KINDS)[-1], workspace), why), fallen_back=True)
 
 
@@ -133,16 +140,27 @@ def elsewhere(settings: Settings, first: ChosenBackend, path: str) -> ChosenBack
 
 
 def made(settings: Settings, name: str, workspace: Path | None = None) -> ChosenBackend:
-    """The backend of this name, as settings describe it, without a test."""
+    """The backend of this name, as settings describe it, without a test.
+
+    Raises:
+        PolicyUnusable: NETWORK=list, and the operator's file cannot be followed, or lists no host.
+        Unusable: NETWORK=list, and commands of this backend cannot be held to a list.
+    """
     from shellback.orders import DOTENV
     from shellback.settings import engine_environment
 
+    reached: bool | Hosts = settings.network == "on"
+    if settings.network == LIST:
+        if not KINDS[name].lists:
+            able = " or ".join(kind.name for kind in KINDS.values() if kind.lists)
+            raise Unusable(name, f"NETWORK=list holds there only: install {able}, or set NETWORK=off or NETWORK=on")
+        reached = network(settings.policy)
     given = {field.removeprefix(f"{name}_"): getattr(settings, field) for field in type(settings).model_fields}
     wanted = Wanted(
         workspace=workspace or settings.workspace_root,
         state=settings.shellback_home,
         exec_uid=settings.exec_uid,
-        network=settings.network == "on",
+        network=reached,
         fence=settings.host_write_fence == "on",
         readable=settings.readable,
         hidden=settings.hidden,

@@ -204,6 +204,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "tokens revoke": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
+    "network": [[], ["--json"], ["--suggest"]],
     "workspaces add": [[HOSTILE, "/none"], ["x", HOSTILE], ["x", f"/none/{HOSTILE}", "--make"]],
     "workspaces list": [[], ["--json"]],
     "workspaces remove": [[HOSTILE]],

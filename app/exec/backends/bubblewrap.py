@@ -49,8 +49,8 @@ BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
 class BubblewrapBackend(ChosenBackend):
     """Runs commands in sandbox instances, one for each scope and profile.
 
-    `hosts` are entries of the list that commands reach by a proxy, `private` ranges of addresses that these may have, in
-    place of the whole `network`. `hidden` is what no command sees; `orders` are files that Shellback obeys, which no command sees or writes.
+    `network` is that of the host, or a list of hosts that commands reach by a proxy. `hidden` is what no command sees;
+    `orders` are files that Shellback obeys, which no command sees or writes.
     """
 
     name = "bubblewrap"
@@ -66,9 +66,7 @@ class BubblewrapBackend(ChosenBackend):
         workspace: str | Path,
         *,
         exec_uid: int = EXEC_UID,
-        network: bool = False,
-        hosts: Sequence[str] = (),
-        private: Sequence[str] = (),
+        network: bool | Hosts = False,
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
         orders: Sequence[Path] = (),
@@ -78,11 +76,8 @@ class BubblewrapBackend(ChosenBackend):
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
-        self.network = network
-        self.hosts = tuple(hosts)
-        self.private = tuple(private)
-        # A mistake in them is told here, not by a command that cannot connect.
-        Hosts(hosts, private)
+        self.network = network is True
+        self.hosts, self.private = (network.words, network.ranges) if isinstance(network, Hosts) else ((), ())
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -107,8 +102,6 @@ class BubblewrapBackend(ChosenBackend):
             wanted.workspace,
             exec_uid=wanted.exec_uid,
             network=wanted.network,
-            hosts=wanted.hosts,
-            private=wanted.private,
             readable=wanted.readable,
             hidden=wanted.hidden,
             orders=wanted.orders,
@@ -222,7 +215,9 @@ class BubblewrapBackend(ChosenBackend):
         seen = self._view(profile)
         place = os.stat(self.workspace)
         hosts, private = (self.hosts, self.private) if work else ((), ())
-        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private])
+        whole = "\0".join(
+            [scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private]
+        )
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
             key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],

@@ -109,7 +109,7 @@ class ContainerBackend(ChosenBackend):
             Containers(wanted.state / CONTAINERS, engine, idle_s=wanted.idle_s, crash_dir=wanted.crash_dir),
             image=wanted.options["image"],
             exec_uid=wanted.exec_uid,
-            network=wanted.network,
+            network=wanted.network is True,
             hidden=wanted.hidden,
             orders=wanted.orders,
             limits=ContainerLimits.of(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from shellback.exec.core.base import Backend, Found
 from shellback.exec.core.model import CommandSpec
+from shellback.exec.wire.hosts import Hosts
 
 if TYPE_CHECKING:
     from shellback.exec.backends.containers import Containers
@@ -23,14 +24,16 @@ class Kind:
     """Facts about a backend that follow from its name, which records have.
 
     `made_by` is MODULE:CLASS in this package. `place` ends "it ran ..."; "" says the name. `isolates`: its commands
-    are held to a profile. `contained`: they run in containers, and see the workspace elsewhere than it is. `tried` by
-    `auto`, in the order of the table; the last one stands where no other can be had.
+    are held to a profile. `lists`: they can be held to a list of hosts. `contained`: they run in containers, and see
+    the workspace elsewhere than it is. `tried` by `auto`, in the order of the table; the last one stands where no other
+    can be had.
     """
 
     name: str
     made_by: str
     place: str = ""
     isolates: bool = True
+    lists: bool = False
     contained: bool = False
     tried: bool = True
 
@@ -47,7 +50,7 @@ def _named(path: str) -> Any:
 _SANDBOX: Final = "in a sandbox of bubblewrap: `shellback sandbox` shows what holds it there"
 _HOST: Final = "on the host, where nothing is kept from it: `shellback sandbox` says why there is no sandbox"
 _KINDS: Final = (
-    Kind(name="bubblewrap", made_by="bubblewrap:BubblewrapBackend", place=_SANDBOX),
+    Kind(name="bubblewrap", made_by="bubblewrap:BubblewrapBackend", place=_SANDBOX, lists=True),
     Kind(name="podman", made_by="podman:PodmanBackend", contained=True),
     Kind(name="docker", made_by="docker:DockerBackend", contained=True, tried=False),
     Kind(name="host", made_by="host:HostBackend", place=_HOST, isolates=False),
@@ -63,9 +66,7 @@ class Wanted:
     workspace: Path
     state: Path
     exec_uid: int
-    network: bool
-    hosts: Sequence[str] = ()
-    private: Sequence[str] = ()
+    network: bool | Hosts
     fence: bool
     readable: Sequence[Path]
     hidden: Sequence[Path]

@@ -110,14 +110,10 @@ class Visit:
             asked = await self._event(parser)
             if not isinstance(asked, h11.Request):
                 return
-            if asked.method == b"CONNECT" and tunnel is None:
-                host, port = _authority(asked.target, "")
-                to, reached = await self._reach(host, port)
-                await self._event(parser)
-                self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                await self._tunnel(to, reached, parser.trailing_data[0])
-                return
-            where, path = _asked(asked, tunnel[0] if tunnel else None)
+            connects = asked.method == b"CONNECT" and tunnel is None
+            where, path = (
+                (_authority(asked.target, ""), b"") if connects else _asked(asked, tunnel[0] if tunnel else None)
+            )
             to, reached = tunnel or await self._reach(*where)
         except h11.RemoteProtocolError as error:
             refusal = Refused(f"no HTTP request: {error}")
@@ -126,14 +122,21 @@ class Visit:
         except Refused as refusal:
             self._say(502 if refusal.unreachable else 403, refusal)
             raise
-        await self._ask(parser, asked, path, to, reached)
+        if connects:
+            await self._event(parser)
+            self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await self._tunnel(to, reached, parser.trailing_data[0])
+        else:
+            await self._ask(parser, asked, path, to, reached)
 
     async def _ask(self, parser: h11.Connection, asked: h11.Request, path: bytes, to: Goal, reached: Reached) -> None:
-        named = {
-            name.strip().lower() for key, value in asked.headers if key == b"connection" for name in value.split(b",")
-        }
-        chunked = any(key == b"transfer-encoding" for key, _ in asked.headers)
-        dropped = _HOPS | named | ({b"content-length"} if chunked else set())
+        dropped = set(_HOPS)
+        for key, value in asked.headers:
+            if key == b"connection":
+                dropped |= {name.strip().lower() for name in value.split(b",")}
+            elif key == b"transfer-encoding":
+                # With both, servers disagree about where the request ends.
+                dropped.add(b"content-length")
         headers = [(key, value) for key, value in asked.headers if key not in dropped and not key.startswith(b"proxy-")]
         host = f"[{to.host}]" if ":" in to.host else to.host
         place = host if to.port == _PORTS["http"] else f"{host}:{to.port}"
@@ -314,7 +317,7 @@ def _named_in(data: bytes) -> bytes | None:
     line, whole, rest = data.partition(b"\n")
     if not _METHOD.match(line) or len(data) > HEAD_BYTES or (whole and b" HTTP/" not in line):
         return b""
-    head, whole, _ = (rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
+    head, whole, _ = (b"\n" + rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
     if not whole:
         return None
     found = [

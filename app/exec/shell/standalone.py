@@ -42,6 +42,7 @@ from shellback.exec.shell.facade import SyncShell
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
 from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.hosts import Hosts
 
 
 class Made(NamedTuple):
@@ -118,8 +119,8 @@ def _on_host(root: str | Path, state: Path, host: SupervisorClient) -> Made:
 def _in_bubblewrap(
     root: str | Path, state: Path, host: SupervisorClient, *, network: bool | Sequence[str] = False
 ) -> Made:
-    hosts = () if isinstance(network, bool) else network
-    return Made(BubblewrapBackend(root, network=network is True, hosts=hosts, hidden=[state]), host)
+    allowed = network if isinstance(network, bool) else Hosts(network)
+    return Made(BubblewrapBackend(root, network=allowed, hidden=[state]), host)
 
 
 def in_container(
@@ -151,8 +152,8 @@ class HostShell(Standalone):
 class BubblewrapShell(Standalone):
     """Commands in bubblewrap: they write `root`, and see only the parts of the host that programs need.
 
-    `network=True` gives them the host's network, and a list of hosts, as in `["example.org", "*.example.net:443"]`, these
-    hosts only, by a proxy. /tmp is private, and a command may begin there.
+    `network=True` gives them the host's network; a list, as in `["example.org", "*.example.net:443"]`, these hosts
+    only. /tmp is private, and a command may begin there.
     """
 
     _make = staticmethod(_in_bubblewrap)

@@ -36,12 +36,14 @@ class Entry(NamedTuple):
 
 
 class Hosts:
-    """A list of entries, and ranges of private addresses that its names may have."""
+    """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`."""
 
     def __init__(self, entries: Iterable[str], private: Iterable[str] = ()) -> None:
         """Raises ValueError if one is wrong."""
         self.entries = tuple(map(entry, entries))
         self.private = tuple(map(addresses, private))
+        self.words = tuple(one.text for one in self.entries)
+        self.ranges = tuple(map(str, self.private))
         if len(self.entries) > 1 and any(one.host == "*" for one in self.entries):
             raise ValueError("* stands beside others, which then mean nothing: leave it or them out")
 
@@ -74,6 +76,8 @@ def split(text: str, *, default: str) -> tuple[str, str]:
             raise ValueError(f"{text!r} is no address: write it as in [2001:db8::1]:443")
         return host, rest[1:] if rest else default
     host, colon, port = text.partition(":")
+    if colon and not port:
+        raise ValueError(f"{text!r} has no port: write one, or no colon")
     if ":" in port:
         raise ValueError(f"{text!r} is no host and port: write an IPv6 address in brackets, a host without https://")
     return host, port if colon else default

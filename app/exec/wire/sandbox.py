@@ -67,8 +67,8 @@ class Sandbox:
     empty. `stubs` are directories and `placeholders` files (path and content, also in `readonly`) that exist while
     commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
-    has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy, `private` ranges of
-    addresses that these may have; `scope` names the instance in the records of the proxy.
+    has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy,
+    `private` ranges of addresses that these may have; `scope` names the instance in the records of the proxy.
     """
 
     bwrap: str

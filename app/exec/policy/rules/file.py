@@ -8,7 +8,7 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -20,14 +20,18 @@ from shellback.exec.policy.rules.carriers import name_of, runs_anything
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
 from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.hosts import Hosts
 
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
 WORKSPACES: Final = 64
+HOSTS_BYTES: Final = 16 * 1024
+"""Of all entries of `[network]`: they are passed to the supervisor's keeper in one message."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 """The name of a workspace."""
 _TIERS: Final = {str(tier): tier for tier in Tier}
-_TOP: Final = ("tiers", "rules", "workspaces")
+_TOP: Final = ("tiers", "rules", "workspaces", "network")
+_OF_NETWORK: Final = ("hosts", "private", "sets")
 _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
 _OF_RULE: Final = (
     "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
@@ -48,6 +52,7 @@ def load(path: Path | None) -> Rules:
     reader = _Reader(path, _text(path))
     found = Rules(rules=reader.rules(), tiers=reader.tiers())
     reader.workspaces()
+    reader.network()
     for rule in found.rules:
         wrong = contradiction(rule, reader.examples_of(rule), path.parent)
         if wrong is not None:
@@ -62,6 +67,19 @@ def workspaces(path: Path | None) -> dict[str, Path]:
         PolicyUnusable: The file cannot be trusted, or the table is wrong.
     """
     return {} if path is None else _Reader(path, _text(path)).workspaces()
+
+
+def network(path: Path | None) -> Hosts:
+    """The table `[network]` of a policy file.
+
+    Raises:
+        PolicyUnusable: The file cannot be trusted, or the table is wrong or lists no host.
+    """
+    found = Hosts(()) if path is None else _Reader(path, _text(path)).network()
+    if not found.entries:
+        where = "there is no shellback.toml" if path is None else f"{path} has no hosts"
+        raise PolicyUnusable(f"NETWORK=list, and {where}: write hosts = [...] in [network] there, or set NETWORK=off")
+    return found
 
 
 def _text(path: Path) -> str:
@@ -164,6 +182,36 @@ class _Reader:
                 raise self._wrong(start, name, f"{str(path)!r} is not absolute", "write the whole path of a directory")
             found[name] = path
         return found
+
+    def network(self) -> Hosts:
+        """The table `[network]`: hosts, those of the sets that it names, and private ranges."""
+        start = self._find(r"\s*\[\s*network\s*\]", 1)
+        given = self._table(self._top.get("network", {}), start, "network")
+        self._known(given, _OF_NETWORK, start)
+        sets = self._table(given.get("sets", {}), start, "sets")
+        for name in sets:
+            self._entries(self._strings(sets, name, start), name, start)
+        hosts: list[str] = []
+        for text in self._strings(given, "hosts", start):
+            if not text.startswith("@"):
+                hosts.append(text)
+            elif text[1:] in sets:
+                hosts += self._strings(sets, text[1:], start)
+            else:
+                raise self._wrong(start, "hosts", f"{text!r} names no set", "define it in [network.sets]")
+        hosts = list(dict.fromkeys(hosts))
+        self._entries(hosts, "hosts", start)
+        private = self._strings(given, "private", start)
+        if sum(map(len, (*hosts, *private))) > HOSTS_BYTES:
+            raise self._wrong(start, "hosts", f"longer than {HOSTS_BYTES} bytes", "use wildcards, as in *.example.org")
+        return self._entries(hosts, "private", start, private)
+
+    def _entries(self, hosts: Sequence[str], key: str, start: int, private: Sequence[str] = ()) -> Hosts:
+        try:
+            return Hosts(hosts, private)
+        except ValueError as error:
+            what, _, remedy = str(error).rpartition(": ")
+            raise self._wrong(start, key, what, remedy) from None
 
     def examples_of(self, rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Commands that the rule must match, and commands that it must not match."""

@@ -213,7 +213,9 @@ class Instances:
             covered=dict.fromkeys(hidden, MASKED),
             root=notes["root"],
             who=None if who is None else (who[0], who[1]),
-            enter=lambda: {name: os.dup(fd) for name, fd in instance.namespaces.items() if name not in {_TABLE, LISTENER}},
+            enter=lambda: {
+                name: os.dup(fd) for name, fd in instance.namespaces.items() if name not in {_TABLE, LISTENER}
+            },
             told=told,
             end=lambda: self._end(key),
         )

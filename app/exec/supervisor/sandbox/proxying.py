@@ -108,7 +108,10 @@ class Proxying:
         control.setblocking(False)
         argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), self._records]
         try:
-            with theirs, closing(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as said:
+            with (
+                theirs,
+                closing(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as said,
+            ):
                 pid = os.posix_spawn(
                     argv[0],
                     argv,

@@ -1,0 +1,49 @@
+"""What sandboxes connected to, from the records of the proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shellback.exec.wire import layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """One connection, or one that was refused. `scope` is the conversation, `rule` the entry that allowed it.
+
+    `at` is in seconds since the epoch, `up` and `down` in bytes. `seconds` is None while it is open, and for one whose
+    proxy was killed.
+    """
+
+    id: str
+    at: float
+    scope: str
+    host: str
+    port: int
+    address: str = ""
+    rule: str = ""
+    refused: str = ""
+    up: int = 0
+    down: int = 0
+    seconds: float | None = None
+
+
+def connections(home: Path, scope: str | None = None) -> list[Connection]:
+    """The connections of one conversation, or of all, oldest first; blocks. Damaged lines are left out."""
+    found: dict[str, Connection] = {}
+    for line in _lines(home):
+        with contextlib.suppress(ValueError, TypeError):
+            one = Connection(**json.loads(line))
+            if scope is None or one.scope == scope:
+                found[one.id] = replace(one, at=min(one.at, found.get(one.id, one).at))
+    return list(found.values())
+
+
+def _lines(home: Path) -> Iterator[bytes]:
+    for name in (f"{layout.NETWORK}.1", layout.NETWORK):
+        with contextlib.suppress(FileNotFoundError):
+            yield from (home / name).read_bytes().splitlines()
