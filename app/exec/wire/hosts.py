@@ -78,8 +78,8 @@ def split(text: str, *, default: str) -> tuple[str, str]:
     host, colon, port = text.partition(":")
     if colon and not port:
         raise ValueError(f"{text!r} has no port: write one, or no colon")
-    if ":" in port:
-        raise ValueError(f"{text!r} is no host and port: write an IPv6 address in brackets, a host without https://")
+    if ":" in port or "/" in port:
+        raise ValueError(f"{text!r} is no host and port: write an IPv6 address in brackets, a host without its scheme")
     return host, port if colon else default
 
 

@@ -48,7 +48,8 @@ def test_an_entry_allows_exactly_what_it_says(text: str, host: str, port: int, *
     [
         "", ".", "*.", "**", "a*.example.org", "https://example.org", "example.org/path", "user@example.org",
         "example.org:0", "example.org:65536", "example.org:https", "example.org:", "2001:db8::1", "[2001:db8::1",
-        "[2001:db8::1]x", "exa mple.org", "b\u00fccher.example", "example.org\0.evil.example", "-a.example", "a..example",
+        "[2001:db8::1]x", "exa mple.org", "b\u00fccher.example", "example.org\0.evil.example",
+        "-a.example", "a..example",
         "2130706433", "0x7f.1", "127.1", "0177.0.0.1", "1.2.3.4.5", "fe80::1%eth0", "a" * 64 + ".example", "@set",
     ],
 )  # fmt: skip
@@ -83,7 +84,8 @@ def test_what_is_canonical_stays_as_it_is_and_is_read_by_the_system_in_the_same_
         ("93.184.216.34", True), ("2606:2800:220:1::1", True), ("127.0.0.1", False), ("10.0.0.1", False),
         ("169.254.169.254", False), ("100.64.0.1", False), ("0.0.0.0", False), ("224.0.0.1", False),
         ("255.255.255.255", False), ("::1", False), ("fe80::1", False), ("fd00::1", False), ("ff02::1", False),
-        ("::ffff:127.0.0.1", False), ("::ffff:93.184.216.34", False), ("64:ff9b::7f00:1", False), ("2002:7f00:1::", False),
+        ("::ffff:127.0.0.1", False), ("::ffff:93.184.216.34", False), ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
         ("::127.0.0.1", False), ("2001:0:7f00:1::", False),
     ],
 )  # fmt: skip

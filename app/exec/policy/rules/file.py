@@ -189,8 +189,9 @@ class _Reader:
         given = self._table(self._top.get("network", {}), start, "network")
         self._known(given, _OF_NETWORK, start)
         sets = self._table(given.get("sets", {}), start, "sets")
+        of_sets = self._find(r"\s*\[\s*network\s*\.\s*sets\s*\]", 1)
         for name in sets:
-            self._entries(self._strings(sets, name, start), name, start)
+            self._entries(self._strings(sets, name, of_sets), name, of_sets)
         hosts: list[str] = []
         for text in self._strings(given, "hosts", start):
             if not text.startswith("@"):

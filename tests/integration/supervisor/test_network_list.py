@@ -1,0 +1,137 @@
+"""Commands in sandboxes with a list of hosts: what they reach, and that no death of a process changes that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from shellback.exec.backends.bubblewrap import PROXIED, BubblewrapBackend
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.reports.connections import Connection, connections
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire.hosts import Hosts
+from tests.sandboxes import Boxes, boxes
+from tests.supervisors import kill, until, words_of
+
+pytestmark = pytest.mark.anyio
+
+
+class Net:
+    """A server on this machine that says `first`, and `last` once it is told to, and sandboxes that may reach it."""
+
+    def __init__(self, box: Boxes, port: int) -> None:
+        self.box = box
+        self.port = port
+        self.go = asyncio.Event()
+
+    async def sh(self, name: str, text: str, profile: str = WORK) -> str:
+        """All that a line of bash says."""
+        await self.box.start(name, "bash", "-c", text, env={"PATH": "/usr/bin:/bin", **PROXIED}, profile=profile)
+        await self.box.exit(name)
+        return self.box.log(name).decode()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def records(self) -> list[Connection]:
+        return connections(self.box.home)
+
+    def proxies(self) -> list[int]:
+        """The processes of this supervisor's proxies."""
+        home = str(self.box.home)
+        found = [(one.pid, words_of(one.pid)) for one in procfs.snapshot() if one.alive]
+        return [
+            pid for pid, words in found if any("exec.proxy.program" in word for word in words) and home in words[-1]
+        ]
+
+
+CURL = "curl -sS -m 20 --noproxy ''"
+
+
+@pytest.fixture
+async def net(tmp_path: Path) -> AsyncGenerator[Net]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nfirst\n")
+            await writer.drain()
+            if b"/waits" in head:
+                await found.go.wait()
+            writer.write(b"last\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, boxes(tmp_path) as box:
+        found = Net(box, server.sockets[0].getsockname()[1])
+        box.backend = BubblewrapBackend(box.workspace, network=Hosts([f"127.0.0.1:{found.port}", "listed.example"]))
+        yield found
+        found.go.set()
+
+
+async def test_a_command_reaches_what_is_listed_and_nothing_else(net: Net) -> None:
+    assert await net.sh("listed", f"{CURL} {net.url}") == "first\nlast\n"
+    assert "is not on the list" in await net.sh("other", f"{CURL} http://127.0.0.1:{net.port + 1}/")
+    assert "403" in await net.sh("tunnel", f"{CURL} https://other.example/ 2>&1")
+    direct = await net.sh(
+        "direct", f"curl -sS -m 5 --noproxy '*' {net.url} 2>&1; exec 3<>/dev/udp/192.0.2.1/53 && echo x >&3"
+    )
+    assert "Failed to connect" in direct
+    assert "unreachable" in direct
+    first, *others = net.records()
+    assert (first.host, first.port, first.address, first.scope) == ("127.0.0.1", net.port, "127.0.0.1", "talk")
+    assert first.down > len("first\nlast\n")
+    assert first.seconds is not None
+    assert [bool(one.refused) for one in others] == [True, True]
+    assert (others[1].host, others[1].port) == ("other.example", 443)
+
+
+async def test_a_command_that_only_reads_has_no_way_out(net: Net) -> None:
+    assert "Failed to connect" in await net.sh("reads", f"{CURL} {net.url} 2>&1", profile=READ_ONLY)
+    assert not net.proxies()
+
+
+async def test_an_instance_with_another_list_is_another_instance(net: Net) -> None:
+    await net.sh("listed", f"{CURL} {net.url}")
+    net.box.backend = BubblewrapBackend(net.box.workspace, network=Hosts(["listed.example"]))
+    assert "is not on the list" in await net.sh("changed", f"{CURL} {net.url}")
+
+
+async def test_a_proxy_that_is_killed_is_replaced_and_serves_who_waited(net: Net) -> None:
+    await net.sh("before", f"{CURL} {net.url}")
+    (proxy,) = net.proxies()
+    os.kill(proxy, signal.SIGSTOP)
+    await net.box.start("waits", "bash", "-c", f"echo begun; {CURL} {net.url}", env={"PATH": "/usr/bin", **PROXIED})
+    await net.box.until_log("waits", b"begun")
+    kill(proxy)
+    await net.box.exit("waits")
+    assert net.box.log("waits") == b"begun\nfirst\nlast\n"
+    assert await net.sh("after", f"{CURL} {net.url}") == "first\nlast\n"
+    assert proxy not in net.proxies()
+
+
+async def test_a_connection_outlives_the_supervisor_that_began_it(net: Net) -> None:
+    await net.box.start("long", "bash", "-c", f"{CURL} -N {net.url}waits", env={"PATH": "/usr/bin", **PROXIED})
+    await net.box.until_log("long", b"first")
+    await net.box.kill_supervisor()
+    assert await net.sh("new", f"{CURL} {net.url}") == "first\nlast\n"
+    net.go.set()
+    await net.box.exit("long")
+    assert net.box.log("long") == b"first\nlast\n"
+    # The proxy of the former supervisor ends with its last connection.
+    await until(lambda: len(net.proxies()) == 1)
+    assert [one.seconds is None for one in net.records()] == [False, False]
+
+
+async def test_without_an_instance_there_is_no_proxy(net: Net) -> None:
+    await net.sh("one", f"{CURL} {net.url}")
+    assert len(net.proxies()) == 1
+    await net.box.finish()
+    await until(lambda: not net.proxies())
