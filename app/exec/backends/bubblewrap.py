@@ -30,6 +30,8 @@ from shellback.exec.wire.sandbox import PROXY_PORT, Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
+_NAMED: Final = 30
+"""As many hosts of a list are named to a model."""
 _PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
@@ -119,7 +121,11 @@ class BubblewrapBackend(ChosenBackend):
         """What is in force in the sandbox, for the model; the probe finds out which bounds are."""
         network = "the host's network" if self.network else "no network but its own loopback"
         if self.hosts:
-            network = f"no network but its own loopback, and a proxy to these hosts only: {', '.join(self.hosts)}"
+            more = f" and {len(self.hosts) - _NAMED} more" if len(self.hosts) > _NAMED else ""
+            network = (
+                "no network but its own loopback, and a proxy (see HTTPS_PROXY) to these hosts only:"
+                f" {', '.join(self.hosts[:_NAMED])}{more}"
+            )
         also = "".join(f", {path}" for path in self.readable)
         return (
             f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"

@@ -22,7 +22,7 @@ from shellback.exec.wire.hosts import Hosts
 
 CONTROL: Final = 3
 """The descriptor of the supervisor's socket."""
-CONNECTIONS: Final = 256
+CONNECTIONS: Final = 512
 """At a time, of one sandbox instance."""
 RECORD_BYTES: Final = 4 << 20
 """Size of a file of records; the one before it is kept."""

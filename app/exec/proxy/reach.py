@@ -11,7 +11,7 @@ from shellback.exec.wire.hosts import Entry, Hosts, canonical, is_address, numbe
 
 RESOLVE_S: Final = 10.0
 CONNECT_S: Final = 10.0
-BUFFER: Final = 1 << 18
+BUFFER: Final = 1 << 16
 _ADDRESSES: Final = 4
 
 Resolve = Callable[[str], Awaitable[list[str]]]
