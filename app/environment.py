@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from pathlib import Path
 from typing import Final
 
 from shellback.orders import default_home, dotenv
 
+_HARMLESS: Final = (
+    "HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+)  # fmt: skip
 _DATABASES: Final = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
@@ -34,6 +37,19 @@ def pass_on(given: Mapping[str, str], known: Container[str]) -> None:
     for name, value in given.items():
         if name not in known:
             os.environ.setdefault(name, value)
+
+
+def conceal(known: Collection[str]) -> None:
+    """Take what may be a secret out of /proc/PID/environ, where other processes of our user read it.
+
+    This process, and what it passes its environment to, still have it. `known` are variables without secrets.
+    """
+    from shellback.exec.wire.linux import overwrite_environment  # with ctypes, which most commands do not need
+
+    kept = {*known, *_HARMLESS}
+    for name, value in list(os.environ.items()):
+        os.environ[name] = value
+    overwrite_environment(lambda name: name in kept or name.startswith("LC_"))
 
 
 def home_of(given: Mapping[str, str]) -> Path:

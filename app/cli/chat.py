@@ -16,7 +16,7 @@ from shellback.cli.approvals import wanted
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
-from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, load_settings, opened
+from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
 from shellback.client.caller import me
@@ -81,7 +81,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
     from shellback.work.queue.mailbox import workspace_of
 
     require_name(conversation)
-    settings = load_settings()
+    settings = lasting_settings()
     with handled(_leave, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
         if not worker_lives(where):
             make_default(settings)

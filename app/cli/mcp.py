@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import workspace_option
-from shellback.cli.shared import Refused, known_error, load_settings
+from shellback.cli.shared import Refused, known_error, lasting_settings
 from shellback.log import configure
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def mcp(conversation: str | None, chosen: str | None, task_after: float, workspa
       shellback mcp --conversation build --tools exec,process
       shellback mcp --workspace web
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    settings = load_settings()
+    settings = lasting_settings()
     configure(settings.log_level, settings.log_format)
     needs_the_sdk()
     from shellback.mcp_server import listing

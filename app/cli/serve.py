@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.mcp import TASK_AFTER, needs_the_sdk, offered
-from shellback.cli.shared import Refused, load_settings
+from shellback.cli.shared import Refused, lasting_settings
 from shellback.log import configure
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def serve(
       shellback serve
       shellback serve --host 0.0.0.0 --tls-cert chain.pem --tls-key key.pem --name tools.example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    settings = load_settings()
+    settings = lasting_settings()
     configure(settings.log_level, settings.log_format)
     needs_the_sdk()
     from shellback.orders import note_workspace

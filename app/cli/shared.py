@@ -160,6 +160,16 @@ def load_settings() -> Settings:
     return Settings.load()
 
 
+def lasting_settings() -> Settings:
+    """The settings of a command that runs on; other processes read no secret in its environment from now on."""
+    from shellback.environment import conceal
+    from shellback.settings import Settings
+
+    settings = load_settings()
+    conceal([name.upper() for name, field in Settings.model_fields.items() if field.repr])
+    return settings
+
+
 @contextlib.contextmanager
 def opened(settings: Settings | None = None) -> Generator[Place]:
     """The state directory and database of the settings, open for one command."""

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from shellback.cli.children import ON_THE_HOST, make_default
-from shellback.cli.shared import Columns, Refused, json_option, load_settings, opened, show, stamp, table_lines
+from shellback.cli.shared import (
+    Columns,
+    Refused,
+    json_option,
+    lasting_settings,
+    load_settings,
+    opened,
+    show,
+    stamp,
+    table_lines,
+)
 from shellback.exec.core.display import age
 from shellback.exec.core.errors import SupervisorAbsent
 from shellback.exec.link import launch
@@ -53,7 +63,7 @@ def worker(while_stdin: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.wiring import wiring
 
-    settings = load_settings()
+    settings = lasting_settings()
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)
     make_default(settings)

@@ -9,7 +9,7 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Final
 
 from shellback.exec.wire.descriptors import closing, kept
@@ -202,6 +202,22 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def overwrite_environment(kept: Callable[[str], bool]) -> None:
+    """Overwrite the values of other variables where the kernel put them and /proc/PID/environ shows them (proc(5)).
+
+    They have to be elsewhere before: setenv(3) moves them.
+    """
+    with open("/proc/self/stat", "rb", buffering=0) as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    at = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and not kept(os.fsdecode(name)):
+            ctypes.memset(at + len(name) + 1, 0, len(value))
+        at += len(entry) + 1
 
 
 def text_in_memory(name: str, text: bytes) -> int:
