@@ -7,6 +7,7 @@ conversation say, where they would be given an agent that runs; the turn is that
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -59,6 +60,7 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.sending import Sent
 from shellback.work.errors import ApprovalRefused, ApprovalSettled, InvalidRequest, UnknownApproval, mistakes_in
 from shellback.work.queue import stream
+from shellback.work.queue.queues import LOOK_S
 
 _ASIDE: Final = "the conversation is set aside after failed turns; send a message to try again"
 ENDS: Final = frozenset({"answer", "failed", "stopped", "approval", "alarm"})
@@ -232,6 +234,7 @@ class _Run:
         self._stream = _Stream(asked)
         self._mine = begun.mine
         self._fate: Fate | None = None
+        self._looked = -LOOK_S
         self._parts = 0
         self._writing = self._said = False
         """Whether a text is open; whether something was said since the last call or result."""
@@ -292,7 +295,9 @@ class _Run:
                         place = event.id
                         if await self._is_mine(event):
                             yield event
-                    if (event is None or event.kind in ENDS) and await self._is_over(event):
+                    # An end comes with an event, but for one that was before the run, or whose event is not kept.
+                    due = self._looked + LOOK_S <= time.monotonic() if event is None else event.kind in ENDS
+                    if due and await self._is_over(event):
                         if event is not None:
                             return
                         break  # what was committed between the look at events and that at the outcome is read below
@@ -316,6 +321,7 @@ class _Run:
         return event.kind == "alarm" or (waiting.heard is not None and waiting.heard.turn_id == event.turn_id)
 
     async def _look(self) -> None:
+        self._looked = time.monotonic()
         self._fate = await self._local.within(self._caller, lambda _: self._begun.waiting.look())
 
     def _translated(self, event: Event) -> Iterator[NativeEvent]:

@@ -76,6 +76,12 @@ def loop() -> Generator[Stage]:
         yield made
 
 
+@pytest.fixture
+def either(database_url: str) -> Generator[Stage]:
+    with stage(database_url) as made:
+        yield made
+
+
 def texts(messages: list[dict[str, Any]], role: str) -> list[str]:
     return [one["content"] for one in messages if one["role"] == role and one.get("content")]
 
@@ -84,9 +90,9 @@ def answered(interrupt: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}]
 
 
-def test_a_client_finishes_an_approval_over_the_kill_of_workers_and_the_command_runs_once(loop: Stage) -> None:
-    worker = loop.hire()
-    with served(loop) as server, client(server.base, token(loop, "web", "--api", "-c", "talk")) as agent:
+def test_a_client_finishes_an_approval_over_the_kill_of_workers_and_the_command_runs_once(either: Stage) -> None:
+    worker = either.hire()
+    with served(either) as server, client(server.base, token(either, "web", "--api", "-c", "talk")) as agent:
         events, had = agent.run(say=f"$ {WAITS}")
         assert had["ended"] is None
         assert [event["outcome"]["type"] for event in events[-1:]] == ["interrupt"]
@@ -94,21 +100,21 @@ def test_a_client_finishes_an_approval_over_the_kill_of_workers_and_the_command_
         assert WAITS in interrupt["message"]
         worker.kill()
         agent.begin(resume=answered(interrupt))
-        worker = loop.hire()
-        loop.session(WAITS)
+        worker = either.hire()
+        either.session(WAITS)
         worker.kill()
-        loop.hire()
-        (loop.workspace / "go").touch()
+        either.hire()
+        (either.workspace / "go").touch()
         events, had = agent.rest()
     assert had["ended"] is None
     assert events[-1]["outcome"] == {"type": "success"}
     assert had["interrupts"] == []
-    assert (loop.workspace / "nonce").read_text() == "once\n"
+    assert (either.workspace / "nonce").read_text() == "once\n"
     assert [one["role"] for one in had["messages"]] == ["user", "assistant", "tool", "assistant"]
     (result,) = texts(had["messages"], "tool")
     assert "over\n[exit code 0" in result
     assert "exit code 0" in texts(had["messages"], "assistant")[-1]
-    (request,) = loop.read(approvals.find)
+    (request,) = either.read(approvals.find)
     assert (request.state, request.decided_by, request.surface) == ("used", "token:web", "client")
 
 
