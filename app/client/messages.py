@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shellback.storage.db import Database
     from shellback.wiring.wiring import Place
     from shellback.work.approvals.approvals import Request
-    from shellback.work.approvals.sending import Sent
+    from shellback.work.approvals.sending import Heard, Sent
     from shellback.work.queue.queues import Enqueuer
 
 
@@ -44,11 +44,14 @@ Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pend
 
 
 class Waiting:
-    """Reads the outcome of one message, ignoring a block that its conversation had before."""
+    """Reads the outcome of one message, or of turn `turn_id`, ignoring a block that its conversation had before."""
 
-    def __init__(self, database: Database, sent: Sent) -> None:
+    def __init__(self, database: Database, sent: Sent, turn_id: str | None = None) -> None:
         self._database = database
         self._sent = sent
+        self._turn_id = turn_id
+        self.heard: Heard | None = None
+        """What the last look has found."""
         self._aside_before = sent.blocked == "set_aside"
         self.answer: str | None = None
         self.requests: list[Request] = []
@@ -61,7 +64,7 @@ class Waiting:
     def _look(self, conn: Any) -> Fate | None:
         from shellback.work.approvals import approvals, sending
 
-        heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
+        self.heard = heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id, self._turn_id)
         if heard.answer is not None and heard.outcome is not None:
             self.answer = heard.answer
             match heard.outcome:

@@ -62,6 +62,7 @@ def described() -> dict[str, Any]:
     for one in OPERATIONS.values():
         found = _operation(one, schemas[one.name, "serialization"])
         paths.setdefault(f"/v1{one.path}", {})[one.method.lower()] = found
+    paths["/v1/ag-ui"] = {"post": _ag_ui()}
     paths["/v1/conversations/{conversation}/events"] = {"get": _events(schemas["events", "serialization"])}
     return {
         "openapi": "3.1.0",
@@ -116,6 +117,25 @@ def _events(event: Any) -> dict[str, Any]:
         "responses": {
             "200": {"description": told, "content": {"text/event-stream": {"itemSchema": event}}},
             "default": _json({"$ref": _REF.format(model="Error")}, "It cannot be followed."),
+        },
+    }
+
+
+def _ag_ui() -> dict[str, Any]:
+    required = ("threadId", "runId", "messages")
+    asked = {"type": "object", "required": required, "description": "RunAgentInput of AG-UI 1.0."}
+    told = {"type": "object", "required": ("type",), "description": "An event of AG-UI 1.0."}
+    return {
+        "operationId": "ag_ui",
+        "summary": "Send the last message, or answer interrupts, and follow the conversation `threadId` until its turn "
+        "ends or waits for approval. A repeat with the same `runId` sends nothing again.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
+        "responses": {
+            "200": {
+                "description": "Server-sent events; `data` is the event.",
+                "content": {"text/event-stream": {"itemSchema": told}},
+            },
+            "default": _json({"$ref": _REF.format(model="Error")}, "It cannot be begun."),
         },
     }
 

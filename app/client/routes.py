@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import json
-import logging
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -17,21 +18,21 @@ from starlette.routing import Route, Router
 
 from shellback.client.caller import Caller
 from shellback.client.facts import Event
-from shellback.client.failures import told
+from shellback.client.failures import logged
 from shellback.client.local import Local
 from shellback.client.openapi import described
 from shellback.client.operations import OPERATIONS, Operation
+from shellback.exec.core.threads import cancelled
 from shellback.serving.application import Mount, caller
 from shellback.work.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
-log = logging.getLogger(__name__)
-
 PREFIX: Final = "/v1"
 PING_S: Final = 15.0
 _EVENT: Final = TypeAdapter(Event)
+_STREAM: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _FOLLOW: Final = {"true": True, "false": False}
 
 
@@ -70,6 +71,7 @@ class Routes:
                 for one in sorted(OPERATIONS.values(), key=lambda one: one.path.endswith("}"))
             ),
             Route(f"{PREFIX}/conversations/{{conversation:path}}/events", self._events, methods=["GET"]),
+            Route(f"{PREFIX}/ag-ui", self._ag_ui, methods=["POST"]),
             Route(f"{PREFIX}/openapi.json", self._description, methods=["GET"]),
         ]
 
@@ -92,10 +94,20 @@ class Routes:
             first = await anext(events, None)
         except Exception as error:  # noqa: BLE001 - the caller is told of each
             return _failed(error)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            _sent(events, first, follow=wanted["follow"]), media_type="text/event-stream", headers=headers
-        )
+        sent = _sent(events, first, follow=wanted["follow"])
+        return StreamingResponse(sent, media_type="text/event-stream", headers=_STREAM)
+
+    async def _ag_ui(self, request: Request) -> Response:
+        try:
+            body = await request.body()
+            # Not before it is wanted: it loads all that an agent needs.
+            runs = await asyncio.to_thread(importlib.import_module, "shellback.client.ag_ui")
+            lines = await runs.begin(self._local, caller_of(request), body)
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - the caller is told of each
+            return _failed(error)
+        return StreamingResponse(kept(lines), media_type="text/event-stream", headers=_STREAM)
 
     async def _description(self, _: Request) -> Response:
         return JSONResponse(described())
@@ -127,9 +139,24 @@ async def _sent(events: AsyncGenerator[Event | None], first: Event | None, *, fo
         if not follow:
             yield b"event: end\ndata: {}\n\n"
     except Exception as error:  # noqa: BLE001 - the reader is told of it
-        yield f"event: failure\ndata: {json.dumps(_logged(error)[1])}\n\n".encode()
+        yield f"event: failure\ndata: {json.dumps(logged(error)[1])}\n\n".encode()
     finally:
         await events.aclose()
+
+
+async def kept(lines: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    """The lines as they are sent; a comment when there was none for a while."""
+    async with contextlib.aclosing(lines):
+        while True:
+            following = asyncio.ensure_future(anext(lines, None))
+            try:
+                while not (await asyncio.wait([following], timeout=PING_S))[0]:
+                    yield ": nothing new\n\n"
+            finally:
+                await cancelled([following])
+            if (line := following.result()) is None:
+                return
+            yield line
 
 
 def _line(event: Event) -> bytes:
@@ -147,12 +174,5 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _failed(error: Exception) -> Response:
-    status, facts = _logged(error)
+    status, facts = logged(error)
     return JSONResponse(facts, status_code=status)
-
-
-def _logged(error: Exception) -> tuple[int, dict[str, Any]]:
-    status, facts = told(error)
-    if status == 500:
-        log.error("a request of a client failed", exc_info=error)
-    return status, facts

@@ -39,6 +39,7 @@ def loaded(program: str, *options: str, cwd: Path = ROOT, environ: dict[str, str
         ("from shellback.exec.core import identity; from shellback.exec.engine import sessions", HEAVY),
         ("from shellback.exec.log import logs", HEAVY),
         ("import shellback.settings", AGENTS),
+        ("import shellback.client.routes", {*AGENTS, "ag_ui"}),
         ("import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()", HEAVY),
         ("from shellback.cli.main import COMMANDS, cli; [cli.get_command(None, name) for name in COMMANDS]", HEAVY),
     ],

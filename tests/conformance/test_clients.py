@@ -101,6 +101,9 @@ def test_a_message_with_a_key_is_stored_once_and_its_answer_is_streamed(client: 
     assert [event.kind for event in events].count("message") == 1
     assert "hello there" in said(events)
     assert len({event.id for event in events}) == len(events)
+    # A program that was killed repeats it, and is told what it has missed.
+    late = client.send(name, "hello there", key="k1")
+    assert upto(client, name, "answer", late.event)[-len(events) :] == events
     with pytest.raises(InvalidRequest, match="was used for another one"):
         client.send(name, "something else", key="k1")
     # In another conversation it is another key.

@@ -29,7 +29,7 @@ OUT_OF_BUDGET: Final = frozenset({"UsageLimitExceeded", "OutOfTime"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A stored message. `item_id` is its work item."""
+    """A stored message. `item_id` is its work item; `event` is the number before its event, while that is kept."""
 
     item_id: str
     conversation_id: str
@@ -79,7 +79,10 @@ def send(  # noqa: PLR0913 - what a message is
     before = conn.execute(sa.select(rows.c.payload).where(rows.c.dedupe_key == item.id)).scalar_one_or_none()
     if before is not None and before["text"] != text:
         raise InvalidRequest("the key of this message was used for another one: give each message a key of its own")
-    if before is None:
+    if before is not None:
+        stored = stream.number_of(conn, conversation_id, item.id, "message")
+        event = event if stored is None else stored - 1
+    else:
         mailbox.put(
             conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
         )
@@ -129,17 +132,19 @@ class Heard:
     outcome: str | None
     answer: str | None
     blocked: str | None
+    begun: str | None = None
+    """The turn that took the message."""
     out_of_budget: bool = False
     denied: bool = False
     """Whether a call was denied before the answer: by a person, by expiry, or by policy."""
 
 
-def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
-    """The progress of the message of `item_id`."""
-    row = conn.execute(sa.select(rows.c.taken_by).where(rows.c.dedupe_key == item_id)).one_or_none()
+def heard(conn: sa.Connection, item_id: str, conversation_id: str, turn_id: str | None = None) -> Heard:
+    """The progress of the message of `item_id`, or of what turn `turn_id` has begun."""
+    if turn_id is None:
+        turn_id = conn.execute(sa.select(rows.c.taken_by).where(rows.c.dedupe_key == item_id)).scalar_one_or_none()
     conversation = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
     blocked = conversation.blocked_reason if conversation is not None and conversation.state == "blocked" else None
-    turn_id = row.taken_by if row is not None else None
     turn = conn.execute(sa.select(turns).where(turns.c.id == turn_id)).one_or_none() if turn_id else None
     if turn is not None and turn.outcome == "pending_approval":
         # Only the turn that continues with its calls can follow.
@@ -152,6 +157,7 @@ def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
         outcome=turn.outcome if turn is not None else None,
         answer=turn.answer if turn is not None else None,
         blocked=blocked,
+        begun=turn_id,
         out_of_budget=turn is not None and (turn.error or "").partition(":")[0] in OUT_OF_BUDGET,
         denied=turn is not None and turn.outcome == "answered" and _denied(conn, conversation_id, turn_id, turn),
     )

@@ -118,6 +118,12 @@ def of_turn(conn: sa.Connection, conversation_id: str, turn_id: str, upto: int) 
     return [Event(**row) for row in conn.execute(query).mappings()]
 
 
+def number_of(conn: sa.Connection, conversation_id: str, turn_id: str, kind: str) -> int | None:
+    """The number of the first stored event of a kind about a turn or work item; None without one."""
+    mine = events.c.conversation_id == conversation_id, events.c.turn_id == turn_id, events.c.kind == kind
+    return conn.execute(sa.select(sa.func.min(events.c.id)).where(*mine)).scalar_one()
+
+
 def first_number(conn: sa.Connection) -> int | None:
     """The lowest number of a stored event; None without one."""
     return conn.execute(sa.select(sa.func.min(events.c.id))).scalar_one()

@@ -55,10 +55,12 @@ class Telling:
                 ):
                     noted = stream.Noted("text", {"text": text})
                 case FunctionToolCallEvent(part=part):
-                    noted = stream.Noted("tool_call", {"tool": part.tool_name, "args": part.args_as_dict()})
+                    told = {"tool": part.tool_name, "args": part.args_as_dict(), "tool_call_id": part.tool_call_id}
+                    noted = stream.Noted("tool_call", told)
                 case FunctionToolResultEvent(part=ToolReturnPart() as part):
-                    text = part.model_response_str()[:SHOWN_CHARS]
-                    noted = stream.Noted("tool_result", {"tool": part.tool_name, "text": text, "outcome": part.outcome})
+                    told = {"tool": part.tool_name, "text": part.model_response_str()[:SHOWN_CHARS]}
+                    told |= {"outcome": part.outcome, "tool_call_id": part.tool_call_id}
+                    noted = stream.Noted("tool_result", told)
                 case _:
                     continue
             if key not in self._untold:
