@@ -43,6 +43,12 @@ def named_workspaces(conn: sa.Connection) -> dict[str, str]:
     return {row[0]: row[1] for row in conn.execute(sa.select(its.id, its.workspace).where(its.workspace.is_not(None)))}
 
 
+def directories_below(conn: sa.Connection, root: str) -> set[str]:
+    """The directories in `root` to which conversations are bound."""
+    path = conversations.c.workspace_path
+    return set(conn.execute(sa.select(path).where(path.startswith(f"{root}/", autoescape=True))).scalars())
+
+
 def look(conn: sa.Connection, limit: int) -> list[Standing]:
     """The conversations that were active last, the last one first."""
     return [Standing(**row) for row in conn.execute(_query(_active().limit(limit))).mappings()]
