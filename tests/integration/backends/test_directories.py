@@ -21,6 +21,7 @@ from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.runner import Runner, make_workspace
 from shellback.exec.policy.rules.named import NamedWorkspace
 from shellback.exec.wire import crashpoints
+from tests import filetrees
 from tests.filetrees import give
 from tests.supervisors import WHO, arm
 
@@ -28,14 +29,8 @@ POINTS = ("directory.begun", "directory.made", "directory.renamed")
 
 
 def git(place: Path, *words: str, check: bool = True) -> str:
-    """What git prints for the user of commands, who has no configuration."""
-    env = {"PATH": os.environ["PATH"], "HOME": "/", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    named = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
-    done = subprocess.run(
-        ["git", *named, *words], cwd=place, env=env, check=False, capture_output=True, text=True, **WHO
-    )
-    assert done.returncode == 0 or not check, done.stderr
-    return done.stdout
+    """What git prints to the user of commands."""
+    return filetrees.git(*words, cwd=place, who=WHO, check=check)
 
 
 class World:
@@ -303,6 +298,10 @@ def test_without_a_repository_files_are_work(world: World) -> None:
 def test_nothing_of_a_hostile_repository_is_executed_by_the_look(world: World) -> None:
     made, trap = world.make("clone"), world.place / "trap"
     make_workspace(trap)
+    make_workspace(made / "nested")
+    git(made / "nested", "init", "-q")
+    world.commit(made / "nested")
+    world.commit(made)
     touch = f"touch {trap}/sprung; cat"
     config = (
         f'[core]\n\tfsmonitor = "{touch}"\n\thooksPath = {made}/hooks\n\tsshCommand = "{touch}"\n\tpager = "{touch}"\n'
@@ -311,6 +310,7 @@ def test_nothing_of_a_hostile_repository_is_executed_by_the_look(world: World) -
         f'[include]\n\tpath = {made}/more\n[uploadpack]\n\tpackObjectsHook = "{touch}"\n'
     )
     (made / ".git" / "config").write_text(config)
+    (made / "nested" / ".git" / "config").write_text(config)
     (made / "more").write_text(f'[alias]\n\tst = "!{touch}"\n')
     (made / ".gitattributes").write_text("* filter=trap diff=trap\n")
     for place in (made / ".git" / "hooks", made / "hooks"):

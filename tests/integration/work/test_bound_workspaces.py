@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +20,7 @@ from pydantic_ai.workspaces import WorkspaceUnavailableError
 from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.policy.commands import proposal_for
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
-from shellback.mcp_server import requests
-from shellback.mcp_server.answer import Answer, Asked
-from shellback.mcp_server.calls import Calls
+from shellback.mcp_server.answer import Asked
 from shellback.storage.tables import audit, conversations
 from shellback.storage.tables import rules as saved_rules
 from shellback.wiring import wiring
@@ -36,6 +33,7 @@ from shellback.work.queue.mailbox import Workspace, workspace_of
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
 from tests import sandboxes
+from tests.bound import added, begun, called, connected
 from tests.commands import facts, told
 from tests.podmans import contained
 from tests.stage import Stage, stage
@@ -62,35 +60,6 @@ def canned() -> Generator[Stage]:
         yield made_one
 
 
-def added(on: Stage, name: str) -> Path:
-    """A named workspace."""
-    path = on.root / name
-    facts(told(on, "workspaces", "add", name, str(path), "--make", "--json"))
-    return path
-
-
-@asynccontextmanager
-async def connected(on: Stage) -> AsyncGenerator[Calls]:
-    """One process that serves all conversations of the test."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as calls:
-        await calls.start()
-        try:
-            yield calls
-        finally:
-            await calls.stop()
-
-
-async def called(on: Stage, calls: Calls, talk: str, tool: str, *, key: str = "1", **args: Any) -> Answer:
-    """The answer to a call of conversation `talk`, approved by a person if one is asked."""
-    one = calls.connected(talk, name=talk)
-    task = asyncio.create_task(one.call(Asked(client="tester", id=key, tool=tool, args=args)))
-    while not task.done():
-        for request in await asyncio.to_thread(on.requests):
-            await asyncio.to_thread(on.decide, request)
-        await asyncio.wait({task}, timeout=0.05)
-    return await task
-
-
 def repository(place: Path) -> None:
     """One that a person has made, with what commands may not make; commands may write it."""
     config, hook = str(place / ".git" / "config"), place / ".git" / "hooks" / "pre-commit"
@@ -100,10 +69,6 @@ def repository(place: Path) -> None:
     hook.chmod(0o755)
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", f"{place.stat().st_uid}:{place.stat().st_gid}", str(place)], check=True)
-
-
-def begun(on: Stage, talk: str, name: str) -> None:
-    on.write(requests.opened, talk, on.where.host_id, bound(on.settings, name))
 
 
 def test_a_conversation_keeps_the_workspace_that_it_began_in(on: Stage) -> None:
