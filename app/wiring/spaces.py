@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from shellback.exec.backends import view
 from shellback.exec.backends.directories import making
-from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.errors import ExecError, WorkspaceUnusable
 from shellback.exec.core.runner import Runner
 from shellback.exec.policy.rules.file import workspaces
 from shellback.exec.policy.rules.named import NamedWorkspace
+from shellback.exec.tools.stranded import Stranded
 from shellback.orders import note_workspace
 from shellback.work.queue.mailbox import DEFAULT, Workspace, workspace_of
 
 if TYPE_CHECKING:
     from shellback.exec.tools.bench import Bench
+    from shellback.exec.tools.tool_calls import ToolCalls
     from shellback.settings import Settings
     from shellback.storage.db import Database
 
@@ -149,16 +151,24 @@ class Benches:
         self._database = database
         self._made = made
         self._root = os.path.realpath(settings.workspace_root)
+        self._first = first
         self._known = {str(first.engine.workspace): first}
         self._one = asyncio.Lock()
         self._makes = asyncio.Semaphore(MAKES)
 
-    async def of(self, conversation_id: str) -> Bench:
-        """The bench of a conversation, and raises as `at`."""
+    async def calls_of(self, conversation_id: str) -> ToolCalls:
+        """What carries out the calls of a conversation: in its workspace, or if that cannot be used, saying why.
+
+        Raises:
+            WorkspaceUnusable: There is no such conversation any more.
+        """
         found = await self._database.read(workspace_of, conversation_id)
         if found is None:
             raise WorkspaceUnusable(f"conversation {conversation_id} is not there any more; make the call again")
-        return await self.at(found)
+        try:
+            return (await self.at(found)).calls
+        except ExecError as error:
+            return Stranded(self._first.calls, error, {"workspace": str(found)} if found.path else {})
 
     async def at(self, workspace: Workspace) -> Bench:
         """The bench in the workspace to which a conversation is bound; never that of another workspace.

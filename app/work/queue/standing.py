@@ -29,6 +29,7 @@ class Standing:
     live_sessions: int
     failures: int
     workspace: str = DEFAULT
+    workspace_path: str | None = None
 
 
 def by_workspace(conn: sa.Connection) -> dict[str, int]:
@@ -81,7 +82,7 @@ def _query(active: sa.Select[Any, Any]) -> sa.Select[Any]:
     """The conversations that `active` chooses; nothing is counted for others, of which there may be many."""
     its, chosen = conversations.c, active.subquery()
     columns: list[sa.ColumnElement[Any]] = [
-        *(its.id, its.host_id, its.state, its.failures, chosen.c.active_at),
+        *(its.id, its.host_id, its.state, its.failures, its.workspace_path, chosen.c.active_at),
         sa.func.coalesce(its.workspace, DEFAULT).label("workspace"),
         sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
         _count(mailbox, mailbox.c.state == "unread").label("unread"),

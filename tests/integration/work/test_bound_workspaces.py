@@ -358,3 +358,51 @@ async def test_code_of_tools_works_in_the_workspace_of_its_turn_or_in_none(boxed
         assert (deps.async_shell, deps.shell, deps.filesystem) == (None, None, None)
         with pytest.raises(WorkspaceUnavailableError, match="not configured any more"):
             await there.run(["true"])
+
+
+@pytest.mark.parametrize("lost", ["removed from the file", "missing"])
+async def test_without_its_workspace_a_conversation_reads_and_ends_its_processes_and_no_call_is_made_anew(
+    on: Stage, lost: str
+) -> None:
+    web = added(on, "web")
+    begun(on, "talk", "web")
+    line = "echo nonce >> nonce; cat nonce"
+    async with connected(on) as calls:
+        first = await called(on, calls, "talk", "execute", key="a", command=line)
+        written = await called(on, calls, "talk", "write_file", key="w", path="made", content="x")
+        run = await called(on, calls, "talk", "execute", key="bg", command="echo up; sleep 600", background=True)
+        session = run.facts["session_id"]
+        if lost == "missing":
+            web.rename(web.with_name("aside"))
+        else:
+            facts(told(on, "workspaces", "remove", "web", "--force", "--json"))
+        # A repeat has its first result.
+        for key, tool, args, before in (
+            ("a", "execute", {"command": line}, first),
+            ("w", "write_file", {"path": "made", "content": "x"}, written),
+        ):
+            again = await called(on, calls, "talk", tool, key=key, **args)
+            assert (again.failed, again.texts) == (before.failed, before.texts)
+        # Nothing new begins, and nothing is typed.
+        for tool, args in (
+            ("execute", {"command": "touch stray"}),
+            ("shell_session", {"action": "start"}),
+            ("process_write", {"session_id": session, "data": "x\n"}),
+            ("read_file", {"path": "made"}),
+        ):
+            refused = await called(on, calls, "talk", tool, key=f"new {tool}", **args)
+            assert refused.failed
+            assert "workspace web" in refused.texts[0], refused.texts
+        polled = await called(on, calls, "talk", "process_log", key="l", session_id=session)
+        assert polled.texts[0].startswith("up\n")
+        listed = await called(on, calls, "talk", "process_list", key="p")
+        assert session in listed.texts[0]
+        (ended, *_) = [await called(on, calls, "talk", "process_kill", key="k", session_id=session) for _ in range(2)]
+        assert not ended.failed, ended.texts
+        (request,) = (one for one in on.read(approvals.find, conversation_id="talk") if one.tool_name == "process_kill")
+        assert request.display["workspace"] == f"web ({web})"
+    assert [one.id for one in on.sessions() if one.live] == []
+    assert len(on.sessions()) == 2
+    place = web.with_name("aside") if lost == "missing" else web
+    assert (place / "nonce").read_text() == "nonce\n"
+    assert not (on.workspace / "stray").exists()
