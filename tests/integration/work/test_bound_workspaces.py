@@ -21,7 +21,7 @@ from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.policy.commands import proposal_for
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
 from shellback.mcp_server.answer import Asked
-from shellback.storage.tables import audit, conversations
+from shellback.storage.tables import audit, conversations, hosts
 from shellback.storage.tables import rules as saved_rules
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose, made
@@ -406,3 +406,13 @@ async def test_without_its_workspace_a_conversation_reads_and_ends_its_processes
     place = web.with_name("aside") if lost == "missing" else web
     assert (place / "nonce").read_text() == "nonce\n"
     assert not (on.workspace / "stray").exists()
+
+
+def test_an_adoption_says_where_commands_will_run(on: Stage) -> None:
+    web = added(on, "web")
+    for talk, name in (("plain", "default"), ("in.web", "web")):
+        begun(on, talk, name)
+    on.change(sa.insert(hosts).values(host_id="gone", name="gone", heartbeat_at=1.0))
+    on.change(sa.update(conversations).values(host_id="gone"))
+    done = told(on, "adopt", "host", "gone", "--yes")
+    assert f"commands run on this host, in {on.workspace}, workspace web ({web}); files are not moved" in done.stderr
