@@ -25,7 +25,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/backends/mounts/mount.py": "host mounts: directories that the operator names, by descriptors",
     "exec/backends/mounts/tree.py": "host mounts, listed by descriptors",
     "exec/backends/mounts/hydration.py": "writes copies, and looks whether there is anything, before any command does",
-    "exec/backends/directories/making.py": "a root that the operator names, and the area in it, never through a symlink",
+    "exec/backends/directories/making.py": "a root that the operator names, and the area in it, through no symlink",
     "exec/backends/directories/removing.py": "lists the area in a root, which is ours alone, by its descriptor",
     "exec/backends/directories/unsaved.py": "names only, and HEAD by the one way; a git directory of ours",
     "exec/backends/directories/worktrees.py": f"{TRUSTED}: the source's git directory, which no sandbox has",

@@ -12,9 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.mcp_server.answer import Asked
 from shellback.orders import known_workspaces
 from shellback.storage.tables import conversations
 from shellback.wiring import directories, supervision, wiring
+from shellback.wiring.choice import choose
 from shellback.wiring.spaces import bound, path_of
 from shellback.work.approvals import approvals
 from shellback.work.errors import InvalidRequest
@@ -103,6 +105,22 @@ async def test_calls_work_in_the_directory_of_their_conversation(on: Stage, orig
     (session,) = (one for one in on.sessions() if one.conversation_id == "one")
     supervision.links(on.settings).remove(session.id)
     assert list((root / "one" / ".tmp" / "exec").iterdir()) == []
+
+
+async def test_a_client_without_a_conversation_of_its_own_gets_a_directory_too(on: Stage) -> None:
+    root = each(on, "api", "clone")
+    api = bound(on.settings, "api")
+    with wiring.mcp_calls(on.where, choose(on.settings, path_of(on.settings, api)).backend, api) as calls:
+        await calls.start()
+        for client in ("one", "two"):
+            asked = Asked(client=client, id="1", tool="write_file", args={"path": "made", "content": client})
+            task = asyncio.create_task(calls.connected(None, name=client).call(asked))
+            (request,) = await asyncio.to_thread(on.until, "a request", on.requests)
+            await asyncio.to_thread(on.decide, request)
+            assert not (await task).failed
+        await calls.stop()
+    made = {(one.name.split(".")[1], (one / "made").read_text()) for one in root.iterdir() if one.name != ".shellback"}
+    assert made == {("one", "one"), ("two", "two")}
 
 
 async def test_what_cannot_be_made_fails_its_calls_with_the_reason_until_it_can(on: Stage) -> None:
