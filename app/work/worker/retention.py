@@ -83,7 +83,8 @@ class Retention:
         gone["containers"] = await self._containers(cut)
         gone["conversations"] = await self._conversations(cut)
         reach("retention.conversations")
-        gone["directories"] = 0 if self.tidy is None else await self.tidy()
+        if self.tidy is not None:
+            gone["directories"] = await self.tidy()
         if any(gone.values()):
             log.info("pruned %s", ", ".join(f"{number} {name}" for name, number in gone.items() if number))
         return gone
