@@ -12,6 +12,7 @@ import threading
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,12 +52,12 @@ class World:
         git(place, "add", "-A")
         git(place, "commit", "-q", "--allow-empty", "-m", "more", *words)
 
-    def named(self, origin: str, **more: object) -> NamedWorkspace:
+    def named(self, origin: str, **more: Any) -> NamedWorkspace:
         source = None if origin == "empty" else self.source
         made = NamedWorkspace(path=self.root, per_conversation=True, origin=origin, source=source)
-        return replace(made, **more)  # pyright: ignore[reportArgumentType]
+        return replace(made, **more)
 
-    def make(self, origin: str, name: str = "talk", **more: object) -> Path:
+    def make(self, origin: str, name: str = "talk", **more: Any) -> Path:
         directory = self.root / name
         making.ensured(self.named(origin, **more), directory, state=self.state, who=self.who)
         return directory
