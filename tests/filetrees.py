@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -64,11 +64,12 @@ def tree(path: Path) -> dict[str, str | bytes | None]:
     return found
 
 
-def git(*words: str, cwd: Path) -> str:
-    """What git prints, whosever the repository is, and whatever configuration somebody has."""
+def git(*words: str, cwd: Path, who: Mapping[str, Any] | None = None, check: bool = True) -> str:
+    """What git prints to us or `who`, whosever the repository is, and whatever configuration somebody has."""
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
     settings = ("safe.directory=*", "protocol.file.allow=always", "user.name=a", "user.email=a@b")
     given = [word for setting in settings for word in ("-c", setting)]
-    done = subprocess.run(["git", *given, *words], check=False, cwd=cwd, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    argv = ["git", *given, *words]
+    done = subprocess.run(argv, check=False, cwd=cwd, env=env, capture_output=True, text=True, **(who or {}))
+    assert done.returncode == 0 or not check, done.stderr
     return done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -50,10 +51,11 @@ def process(ids: tuple[str, ...], conversation: str) -> None:
         found = unknown.listed(where)
         wanted = [_chosen(where, found, given) for given in ids]
         with callbacks(where) as sink:
-            home = _home(where)
+            workspace = _workspace_of(where, name)
+            home = _home(where, workspace)
             for one in dict.fromkeys(wanted):
                 session = where.database.write_now(taken_over, one, name, home, sink, by=me())
-                _link(where, one)
+                _link(where, one, workspace)
                 adopted.append({"session_id": one.id, "conversation": name, "state": session.state.value})
         asked(where, lambda client: _acknowledge(client, wanted))
         settled(where)
@@ -75,11 +77,19 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
         raise Refused(f"{session.id} already belongs to conversation {owner}: nothing was changed") from None
 
 
-def _home(where: Place) -> Home:
+def _workspace_of(where: Place, conversation: str) -> Path:
+    """The directory in which a conversation works, or will if it does not exist."""
+    from shellback.wiring.spaces import path_of
+    from shellback.work.queue.mailbox import Workspace, workspace_of
+
+    return path_of(where.settings, where.database.read_now(workspace_of, conversation) or Workspace())
+
+
+def _home(where: Place, workspace: Path) -> Home:
     from shellback.exec.log.links import LogLinks
     from shellback.work.hosts.unknown import Home
 
-    backend = choose(where.settings).backend
+    backend = choose(where.settings, workspace).backend
     logs = where.home / layout.SESSIONS
     return Home(
         host_id=where.host_id,
@@ -92,11 +102,11 @@ def _home(where: Place) -> Home:
     )
 
 
-def _link(where: Place, one: Unknown) -> None:
+def _link(where: Place, one: Unknown, workspace: Path) -> None:
     from shellback.exec.log.links import LogLinks
 
     logs = where.home / layout.SESSIONS
-    links = LogLinks(where.settings.workspace_root, logs)
+    links = LogLinks(workspace, logs)
     links.add(one.id, separate_stderr=(logs / one.id / layout.ERR).exists())
     links.close()
 
@@ -138,7 +148,8 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
     """Continue conversations of another host on this one.
 
     Their processes there end as lost (host_unreachable), and the agent is told. An interrupted turn is retried here.
-    Pending approvals stay pending. Files are not moved: commands use the workspace of this host.
+    Pending approvals stay pending. Files are not moved: commands use the workspaces of this host, where a
+    named one needs the same name and path.
 
     \b
       shellback adopt conversation build
@@ -217,12 +228,22 @@ def _explained(where: Place, host: Host, names: Sequence[str]) -> list[str]:
 
     live = where.database.read_now(adopting.live_there, host.host_id, names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    places = where.database.read_now(_places, names, where.settings.workspace_root)
+    others = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
     return [
         f"{len(names)} conversation(s) of host {host.name} ({host.host_id}), which {host.heard}:",
         f"  {', '.join(names[:SHOWN])}{more}",
         f"  {live} process(es) there are recorded as lost (host_unreachable); those that still run are not ended",
-        f"  from now on commands run on this host, in {where.settings.workspace_root}; files are not moved",
+        f"  from now on commands run on this host, in {', '.join(places[:SHOWN])}{others}; files are not moved",
     ]
+
+
+def _places(conn: Any, names: Sequence[str], first: Path) -> list[str]:
+    """Where these conversations will work: each workspace once."""
+    from shellback.work.queue.mailbox import Workspace, workspace_of
+
+    bound = {workspace_of(conn, name) or Workspace() for name in names}
+    return sorted(f"workspace {one}" if one.path else str(first) for one in bound)
 
 
 def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -> None:

@@ -96,7 +96,7 @@ class Approving:
         """
         from shellback.exec.policy.rules.remember import rules_for
         from shellback.exec.tools.registry import tool_named
-        from shellback.wiring.spaces import named
+        from shellback.wiring.directories import places
         from shellback.work.approvals import approvals as requests
 
         request = self.where.database.read_now(requests.get, request_id)
@@ -108,7 +108,7 @@ class Approving:
             self.where.settings,
             Path(str(display.get("cwd"))),
             sandboxed=kind is None or kind.isolates,
-            also=named(self.where.settings).values(),
+            also=places(self.where.settings),
         )
         facts = Facts(
             command=str(display.get("command")),

@@ -88,7 +88,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
             check_workspace(settings)
         wanted = known = where.database.read_now(workspace_of, conversation)
         if workspace is not None:
-            wanted = bound(settings, workspace)
+            wanted = bound(settings, workspace).of(conversation)
         if known not in {None, wanted}:
             raise Refused(
                 f"conversation {conversation} works in workspace {known} since its start, not in {wanted}: leave"

@@ -158,8 +158,9 @@ def find_conversation(where: Place, name: str) -> Standing:
 
 def _heading(one: Standing, total: int) -> str:
     blocked = f", blocked: {one.blocked_reason}" if one.blocked_reason else ""
+    place = f" ({one.workspace_path})" if one.workspace_path else ""
     return (
-        f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}, {total:,} messages, "
+        f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}{place}, {total:,} messages, "
         f"{one.unread} unread, {one.pending_approvals} approvals pending, {one.live_sessions} processes"
     )
 

@@ -127,17 +127,17 @@ async def _until_it_is_gone(offer: Offer) -> None:
 
 @contextlib.contextmanager
 def _opened(settings: Settings, conversation: str | None, wanted: Workspace | None) -> Generator[Hands]:
-    from shellback.orders import note_workspace
     from shellback.wiring import wiring
     from shellback.wiring.choice import choose
-    from shellback.wiring.spaces import path_of
+    from shellback.wiring.spaces import noted, path_of
     from shellback.work.queue.mailbox import Workspace, workspace_of
 
     wiring.arm_crash_points(settings)
     with wiring.place(settings) as where:
         known = None if conversation is None else where.database.read_now(workspace_of, conversation)
         # Of another one than the wanted one each call says so.
-        backend = choose(settings, path_of(settings, wanted or known or Workspace())).backend
+        workspace = wanted or known or Workspace()
+        backend = choose(settings, path_of(settings, workspace)).backend
         with wiring.mcp_calls(where, backend, wanted or known) as calls:
-            note_workspace(where.home, backend.workspace)
+            noted(settings, workspace, backend.workspace)
             yield calls

@@ -112,10 +112,10 @@ def _judge(profile: str, cwd: str | None) -> Judged:
     from shellback.exec.policy.judge import by_rules, judged
     from shellback.exec.policy.rules.enforced import outside
     from shellback.exec.policy.rules.file import load
-    from shellback.wiring.spaces import named
+    from shellback.wiring.directories import places
 
     settings = load_settings()
-    rules, also = load(settings.policy), [*named(settings).values()]
+    rules, also = load(settings.policy), places(settings)
     sandboxed = profile == "sandbox"
 
     @functools.lru_cache(maxsize=64)

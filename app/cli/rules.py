@@ -200,13 +200,13 @@ def test(command: str, backend: str, cwd: str | None, agent: str | None, convers
     from shellback.exec.policy.judge import judged
     from shellback.exec.policy.rules.file import load
     from shellback.storage import rules as store
-    from shellback.wiring.spaces import named
+    from shellback.wiring.directories import places
 
     settings = load_settings()
     written = load(settings.policy)
     with opened(settings) as where:
         saved = where.database.read_now(store.live, conversation)
-    also = named(settings).values()
+    also = places(settings)
     place = around(settings, Path(cwd or ".").absolute(), sandboxed=KINDS[backend].isolates, also=also)
     judgement = judged(command, place)
     denied = judgement.verdict == "deny"

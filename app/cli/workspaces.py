@@ -8,7 +8,8 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ import click
 
 from shellback.cli.shared import Columns, Refused, json_option, load_settings, opened, show, table_lines, utf8
 from shellback.exec.core.display import visible_line
+from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
@@ -43,19 +45,29 @@ def workspaces() -> None:
 def list_() -> None:
     """List workspaces with path, state, and number of conversations. `usable`, or why commands cannot work there."""
     from shellback.exec.policy.rules.file import workspaces as written
+    from shellback.wiring import directories
     from shellback.work.queue import standing
     from shellback.work.queue.mailbox import DEFAULT
 
     with opened() as where:
         settings, counts = where.settings, where.database.read_now(standing.by_workspace)
+        left = directories.unowned(settings, where.database)
     found: list[dict[str, Any]] = []
     known: dict[str, Path] = {}
-    for name, path in {DEFAULT: settings.workspace_root, **written(settings.policy)}.items():
-        real = Path(os.path.realpath(path))
-        problem = _problem(settings, path, None if name == DEFAULT else known)
+    for name, named in {DEFAULT: NamedWorkspace(path=settings.workspace_root), **written(settings.policy)}.items():
+        problem = _problem(settings, named, None if name == DEFAULT else known)
         if name != DEFAULT:
-            known[name] = real
-        found.append({"name": name, "path": str(path), "problem": problem, "conversations": counts.pop(name, 0)})
+            known[name] = Path(os.path.realpath(named.path))
+        fact: dict[str, Any] = {
+            "name": name,
+            "path": str(named.path),
+            "problem": problem,
+            "conversations": counts.pop(name, 0),
+        }
+        if named.per_conversation:
+            fact |= {"from": named.origin, "source": named.source and str(named.source), "keep": named.keep}
+            fact["unowned"] = [one.path.name for one in left if one.name == name]
+        found.append(fact)
     gone = [{"name": name, "path": None, "problem": GONE, "conversations": count} for name, count in counts.items()]
     columns: Columns[dict[str, Any]] = {
         "WORKSPACE": lambda one: one["name"],
@@ -63,11 +75,20 @@ def list_() -> None:
         "CONVERSATIONS": lambda one: one["conversations"],
         "STATE": lambda one: "usable" if one["problem"] is None else "problem",
     }
+    if any("from" in one for one in found):
+        columns["OF EACH CONVERSATION"] = lambda one: " ".join(filter(None, (one.get("from"), one.get("source"))))
     lines = table_lines([*found, *gone], columns)
     lines += [visible_line(f"{one['name']}: {one['problem']}") for one in [*found, *gone] if one["problem"]]
+    lines += [_unowned(one["name"], one["unowned"]) for one in found if one.get("unowned")]
     show([*found, *gone], lines)
 
 
+def _unowned(name: str, unowned: list[str]) -> str:
+    some = ", ".join(unowned[:SHOWN]) + (f" and {len(unowned) - SHOWN} more" if len(unowned) > SHOWN else "")
+    return visible_line(f"{name}: without a conversation: {some}: `shellback workspaces clean {name}` removes them")
+
+
+SHOWN: Final = 5
 GONE: Final = "not configured any more: its conversations run no commands until it is added again"
 
 
@@ -75,8 +96,12 @@ GONE: Final = "not configured any more: its conversations run no commands until 
 @click.argument("name")
 @click.argument("path")
 @click.option("--make", is_flag=True, help="Create the directory; if we are root, EXEC_UID owns it.")
+@click.option("--per-conversation", "each", is_flag=True, help="Each conversation has a directory of its own in PATH.")
+@click.option("--from", "origin", type=click.Choice(ORIGINS), help="Make these directories from this.")
+@click.option("--source", metavar="PATH", help="The directory or repository from which they are made.")
+@click.option("--keep", type=click.Choice(KEEPS), help="Keep them: if they have work (default), always, or never.")
 @json_option
-def add(name: str, path: str, make: bool) -> None:
+def add(name: str, path: str, make: bool, each: bool, origin: str | None, source: str | None, keep: str | None) -> None:
     """Add the workspace NAME, the directory PATH. Commands of its conversations run there and write nothing else.
 
     PATH must not be in another workspace, nor contain one, nor the state directory. The rules of the operator's file
@@ -85,13 +110,14 @@ def add(name: str, path: str, make: bool) -> None:
     \b
       shellback workspaces add web ~/projects/web
       shellback workspaces add scratch /srv/scratch --make
+      shellback workspaces add api /srv/work --make --per-conversation --from clone --source ~/projects/api
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.core.runner import Runner, make_workspace
+    from shellback.exec.core.runner import Runner
     from shellback.exec.policy.rules.file import NAME, WORKSPACES
     from shellback.exec.policy.rules.file import workspaces as written
     from shellback.orders import note_workspace
     from shellback.storage.host import ensure_home
-    from shellback.wiring.spaces import objection
+    from shellback.wiring.spaces import objection, source_objection
     from shellback.work.queue.mailbox import DEFAULT
 
     settings = load_settings()
@@ -100,40 +126,121 @@ def add(name: str, path: str, make: bool) -> None:
             f"{visible_line(name)!r} is no name for a workspace: use 1 to 40 letters, digits, - and _, beginning with"
             f" no sign; {DEFAULT} is WORKSPACE_ROOT"
         )
-    given = Path(os.path.abspath(os.path.expanduser(utf8(path, "PATH"))))
+    if not each and (origin or source or keep):
+        raise Refused("--from, --source and --keep are for directories of conversations: add --per-conversation")
+    if (source is None) is not (origin in {None, ORIGINS[0]}):
+        raise Refused(
+            f"--source goes with --from {', '.join(ORIGINS[1:])}, and with nothing else: give both or neither"
+        )
+    given = _absolute(path, "PATH")
     real = Path(os.path.realpath(given))
-    if any(ord(char) < 32 for char in str(real)):
-        raise Refused(f"{visible_line(str(real))} has a control character: rename it")
+    wanted = NamedWorkspace(
+        path=real,
+        per_conversation=each,
+        origin=origin or ORIGINS[0],
+        source=None if source is None else _absolute(source, "--source"),
+        keep=keep or KEEPS[0],
+    )
     ensure_home(settings.shellback_home)
-    with _locked(settings):
+    with _locked(settings), contextlib.ExitStack() as undoing:
         known = written(settings.policy)
-        if name in known and Path(os.path.realpath(known[name])) == real:
+        there = known.get(name)
+        if there is not None and replace(there, path=Path(os.path.realpath(there.path))) == wanted:
             show({"name": name, "path": str(real), "added": False}, [visible_line(f"{name} is {real} already")])
             return
-        if name in known:
+        if there is not None:
             raise Refused(
-                f"workspace {name} is {visible_line(str(known[name]))}, and its conversations stay there: remove it"
+                f"workspace {name} is {visible_line(str(there.path))}, and its conversations stay there: remove it"
                 " first, or take another name"
             )
         if len(known) >= WORKSPACES:
             raise Refused(f"there are {WORKSPACES} workspaces, which is the most: remove one first")
-        others = {one: Path(os.path.realpath(place)) for one, place in known.items()}
-        if (why := objection(settings, real, others)) is not None:
+        others = {one: Path(os.path.realpath(other.path)) for one, other in known.items()}
+        why = objection(settings, real, others) or source_objection(settings, wanted)
+        if why is not None:
             raise Refused(visible_line(f"{given} cannot be a workspace: {why}"))
         if make:
-            try:
-                make_workspace(real, uid=settings.exec_uid)
-            except OSError as error:
-                raise Refused(
-                    visible_line(f"{given} cannot be created: {error.strerror}; create it yourself")
-                ) from None
+            _made(real, given, settings.exec_uid, undoing)
         elif not real.is_dir():
             raise Refused(visible_line(f"{given} is no directory: create it, or give --make"))
         Runner(exec_uid=settings.exec_uid).check(real, given=given)
         # From now on no setting and no module in it is obeyed.
         note_workspace(settings.shellback_home, real)
-        _write(settings, {**known, name: real}, _with(_read(settings), name, real))
+        _write(settings, {**known, name: wanted}, _with(_read(settings), name, wanted))
+        undoing.pop_all()
     show({"name": name, "path": str(real), "added": True}, [visible_line(f"added {name}: {real}")])
+
+
+def _absolute(given: str, what: str) -> Path:
+    path = Path(os.path.abspath(os.path.expanduser(utf8(given, what))))
+    if any(ord(char) < 32 for char in os.path.realpath(path)):
+        raise Refused(f"{visible_line(os.path.realpath(path))} has a control character: rename it")
+    return path
+
+
+def _made(real: Path, given: Path, uid: int, undoing: contextlib.ExitStack) -> None:
+    """Make the directory of a workspace; `undoing` takes away what was made."""
+    from shellback.exec.core.runner import make_workspace
+
+    new = not os.path.lexists(real)
+    try:
+        make_workspace(real, uid=uid)
+    except OSError as error:
+        raise Refused(visible_line(f"{given} cannot be created: {error.strerror}; create it yourself")) from None
+    finally:
+        if new:
+            undoing.callback(_unmade, real)
+
+
+def _unmade(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+@workspaces.command()
+@click.argument("name")
+@click.argument("directories", nargs=-1)
+@click.option("--force", is_flag=True, help="Remove the named DIRECTORIES even if they have work.")
+@json_option
+def clean(name: str, directories: tuple[str, ...], force: bool) -> None:
+    """Remove directories of the workspace NAME whose conversation is gone: the named ones, or all.
+
+    One with changes that are not committed, or with commits that are nowhere else, stays, with the reason. To remove
+    it all the same, name it and give --force.
+
+    \b
+      shellback workspaces clean api
+      shellback workspaces clean api --force build-7
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.exec.core.errors import ExecError
+    from shellback.exec.policy.rules.file import workspaces as written
+    from shellback.wiring.directories import unowned
+
+    if force and not directories:
+        raise Refused("--force needs the names of the directories that it is for")
+    facts: list[dict[str, Any]] = []
+    with opened() as where:
+        known = written(where.settings.policy).get(name)
+        if known is None or not known.per_conversation:
+            raise Refused(
+                f"there is no workspace {visible_line(name)!r} with a directory for each conversation: `shellback"
+                " workspaces list`"
+            )
+        left = {one.path.name: one for one in unowned(where.settings, where.database, name)}
+        if strange := [one for one in directories if one not in left]:
+            raise Refused(
+                f"{visible_line(strange[0])!r} is no directory without a conversation: `shellback workspaces list`"
+            )
+        for one in (left[each] for each in directories or left):
+            why = None if force or known.keep == "never" else one.unsaved(where.settings)
+            try:
+                if why is None and not one.remove(where.settings, where.database):
+                    why = "a conversation works there by now"
+            except (OSError, ExecError) as error:
+                why = str(error)
+            facts.append({"directory": one.path.name, "path": str(one.path), "removed": why is None, "because": why})
+    said = (f"{one['path']} {'removed' if one['removed'] else 'stays: ' + one['because']}" for one in facts)
+    show(facts, [visible_line(line) for line in said] or ["nothing to remove"])
 
 
 @workspaces.command()
@@ -159,23 +266,25 @@ def remove(name: str, force: bool) -> None:
                 f"{count} conversation{'' if count == 1 else 's'} work in {name} and would run no commands any more:"
                 " give --force"
             )
-        left = {one: path for one, path in known.items() if one != name}
+        left = {one: other for one, other in known.items() if one != name}
         _write(where.settings, left, _without(_read(where.settings), name))
-    path = str(known[name])
+    path = str(known[name].path)
     show({"name": name, "path": path, "removed": True}, [visible_line(f"removed {name}; its files stay in {path}")])
 
 
-def _problem(settings: Settings, path: Path, others: dict[str, Path] | None) -> str | None:
-    """Why commands cannot work in a directory; None if they can. `others` None: it is WORKSPACE_ROOT."""
+def _problem(settings: Settings, named: NamedWorkspace, others: dict[str, Path] | None) -> str | None:
+    """Why commands cannot work in a workspace; None if they can. `others` None: it is WORKSPACE_ROOT."""
     from shellback.exec.core.errors import ExecError
     from shellback.exec.core.runner import Runner
-    from shellback.wiring.spaces import objection
+    from shellback.wiring.spaces import objection, source_objection
 
+    path = named.path
     real = Path(os.path.realpath(path))
-    if others is not None and (why := objection(settings, real, others)) is not None:
-        return why
-    if others is not None and not real.is_dir():
-        return f"{path} is missing or no directory: create it, or remove the workspace"
+    if others is not None:
+        if (why := objection(settings, real, others) or source_objection(settings, named)) is not None:
+            return why
+        if not real.is_dir():
+            return f"{path} is missing or no directory: create it, or remove the workspace"
     try:
         Runner(exec_uid=settings.exec_uid).check(real, given=path)
     except (ExecError, OSError) as error:
@@ -205,9 +314,12 @@ def _read(settings: Settings) -> str:
         return ""
 
 
-def _with(text: str, name: str, path: Path) -> str:
-    quoted = "".join(f"\\{char}" if char in '"\\' else char for char in str(path))
-    line = f'{name} = "{quoted}"'
+def _with(text: str, name: str, named: NamedWorkspace) -> str:
+    value = _quoted(named.path)
+    if named.per_conversation:
+        source = f"source = {_quoted(named.source)}, " if named.source else ""
+        value = f'{{ path = {value}, per_conversation = true, from = "{named.origin}", {source}keep = "{named.keep}" }}'
+    line = f"{name} = {value}"
     lines = text.splitlines()
     for at, one in enumerate(lines):
         if _TABLE.match(one):
@@ -215,27 +327,37 @@ def _with(text: str, name: str, path: Path) -> str:
     return "\n".join([*lines, *([""] if lines else []), "[workspaces]", line]) + "\n"
 
 
+def _quoted(path: Path) -> str:
+    return '"{}"'.format("".join(f"\\{char}" if char in '"\\' else char for char in str(path)))
+
+
 def _without(text: str, name: str) -> str:
-    wanted, kept, inside = re.compile(rf"\s*([\"']?){re.escape(name)}\1\s*="), list[str](), False
+    quoted = rf"([\"']?){re.escape(name)}\1\s*"
+    line_of, table_of = re.compile(rf"\s*{quoted}="), re.compile(rf"\s*\[\s*workspaces\s*\.\s*{quoted}\]")
+    kept, inside, its = list[str](), False, False
     for line in text.splitlines():
-        inside = bool(_TABLE.match(line)) or (inside and not line.lstrip().startswith("["))
-        if not (inside and wanted.match(line)):
+        if line.lstrip().startswith("["):
+            inside, its = bool(_TABLE.match(line)), bool(table_of.match(line))
+        if not (its or (inside and line_of.match(line))):
             kept.append(line)
     return "\n".join(kept) + "\n"
 
 
-def _write(settings: Settings, wanted: dict[str, Path], text: str) -> None:
+def _write(settings: Settings, wanted: Mapping[str, NamedWorkspace], text: str) -> None:
     """Replace the operator's file, if only its workspaces change.
 
     Raises:
         Refused: It is written in a way that is not understood here.
     """
+    from shellback.exec.core.errors import PolicyUnusable
+    from shellback.exec.policy.rules.file import workspaces_in
+
     path, before = _file(settings), _read(settings)
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    with contextlib.suppress(tomllib.TOMLDecodeError, PolicyUnusable):
         then, now = tomllib.loads(before), tomllib.loads(text)
-        names = now.pop("workspaces", {})
+        now.pop("workspaces", None)
         then.pop("workspaces", None)
-        if then == now and {one: Path(os.path.expanduser(place)) for one, place in names.items()} == wanted:
+        if then == now and workspaces_in(path, text) == wanted:
             real = path.resolve()
             fd, draft = tempfile.mkstemp(prefix=f".{real.name}.", dir=real.parent)
             try:

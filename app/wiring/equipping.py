@@ -149,7 +149,7 @@ def equipped(
         workspace=settings.workspace_tools == "on",
         files=files,
         touched=touched,
-        bench_of=benches.of,
+        calls_in=benches.calls_of,
     )
     return Equipment(
         engine=engine,

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shellback.exec.backends import view
-from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.backends.directories import making
+from shellback.exec.core.errors import ExecError, WorkspaceUnusable
+from shellback.exec.core.runner import Runner
 from shellback.exec.policy.rules.file import workspaces
+from shellback.exec.policy.rules.named import NamedWorkspace
+from shellback.exec.tools.stranded import Stranded
 from shellback.orders import note_workspace
 from shellback.work.queue.mailbox import DEFAULT, Workspace, workspace_of
 
 if TYPE_CHECKING:
     from shellback.exec.tools.bench import Bench
+    from shellback.exec.tools.tool_calls import ToolCalls
     from shellback.settings import Settings
     from shellback.storage.db import Database
 
+MAKES: Final = 2
+"""How many directories of conversations a process makes at the same time."""
+OPEN: Final = 64
+"""How many workspaces have files open."""
 _ADD: Final = "`shellback workspaces list` shows them, `shellback workspaces add NAME PATH` adds one"
 
 
@@ -30,11 +40,11 @@ def named(settings: Settings) -> dict[str, Path]:
         WorkspaceUnusable: Two have the same path, one is inside another, or one would give agents what is not theirs.
     """
     found: dict[str, Path] = {}
-    for name, path in workspaces(settings.policy).items():
-        real = Path(os.path.realpath(path))
+    for name, written in workspaces(settings.policy).items():
+        real = Path(os.path.realpath(written.path))
         why = objection(settings, real, found)
         if why is not None:
-            raise WorkspaceUnusable(f"workspace {name} ({path}): {why}; correct it in {settings.policy}")
+            raise WorkspaceUnusable(f"workspace {name} ({written.path}): {why}; correct it in {settings.policy}")
         found[name] = real
     return found
 
@@ -74,15 +84,28 @@ def bound(settings: Settings, name: str) -> Workspace:
         raise WorkspaceUnusable(f"there is no workspace {name!r}; there are {known}: {_ADD}")
     if not found[name].is_dir():
         raise WorkspaceUnusable(f"workspace {name} is missing: {found[name]} is no directory; create it")
-    return Workspace(name, str(found[name]))
+    written = workspaces(settings.policy)[name]
+    if (why := source_objection(settings, written)) is not None:
+        raise WorkspaceUnusable(f"workspace {name}: {why}; correct it in {settings.policy}")
+    return Workspace(name, str(found[name]), written.per_conversation)
+
+
+def source_objection(settings: Settings, written: NamedWorkspace) -> str | None:
+    """Why directories of conversations cannot be made from a workspace's source; None if they can, or need none."""
+    if written.source is None:
+        return None
+    real = Path(os.path.realpath(written.source))
+    if (why := view.unusable(real, settings.hidden)) is not None:
+        return f"its source {written.source} cannot be given to agents: {why}"
+    return making.objection(written)
 
 
 def path_of(settings: Settings, workspace: Workspace) -> Path:
-    """The directory to which a conversation is bound, if it may still work there.
+    """The directory to which a conversation is bound, if it may still work there. One of its own is made first. Blocks.
 
     Raises:
         PolicyUnusable: The operator's file cannot be read.
-        WorkspaceUnusable: It is not configured any more, or has another path, or is missing.
+        WorkspaceUnusable: It is not configured any more, or has another path, or is missing, or cannot be made.
     """
     if not workspace.path:
         return settings.workspace_root
@@ -93,17 +116,31 @@ def path_of(settings: Settings, workspace: Workspace) -> Path:
             f"workspace {name}, in which this conversation works, is not configured any more: `shellback workspaces add"
             f" {name} {workspace.path}` adds it again"
         )
-    now = Path(os.path.realpath(written))
-    if str(now) != workspace.path:
+    now, place = Path(os.path.realpath(written.path)), Path(workspace.path)
+    own = written.per_conversation and not workspace.each
+    if str(there := now / place.name if own else now) != workspace.path:
         raise WorkspaceUnusable(
-            f"workspace {name} has another path since this conversation began: {now}, not {workspace.path}. Give it the"
-            " former path, or begin another conversation"
+            f"workspace {name} has another path since this conversation began: {there}, not {workspace.path}. Give it"
+            " the former path, or begin another conversation"
         )
     if not now.is_dir():
         raise WorkspaceUnusable(
             f"workspace {name} is missing: {now} is no directory; put it back, or begin another conversation"
         )
-    return now
+    if own:
+        making.ensured(written, place, state=settings.shellback_home, who=Runner(exec_uid=settings.exec_uid))
+    return place
+
+
+def noted(settings: Settings, workspace: Workspace, path: Path) -> None:
+    """Note that agents work in `path`, so that from now on no file there is obeyed.
+
+    Raises:
+        OSError: It cannot be noted.
+    """
+    named = workspaces(settings.policy).get(workspace.name) if workspace.path else None
+    own = named is not None and named.per_conversation and not workspace.each
+    note_workspace(settings.shellback_home, path.parent if own else path)
 
 
 class Benches:
@@ -114,15 +151,24 @@ class Benches:
         self._database = database
         self._made = made
         self._root = os.path.realpath(settings.workspace_root)
+        self._first = first
         self._known = {str(first.engine.workspace): first}
         self._one = asyncio.Lock()
+        self._makes = asyncio.Semaphore(MAKES)
 
-    async def of(self, conversation_id: str) -> Bench:
-        """The bench of a conversation, and raises as `at`."""
+    async def calls_of(self, conversation_id: str) -> ToolCalls:
+        """What carries out the calls of a conversation: in its workspace, or if that cannot be used, saying why.
+
+        Raises:
+            WorkspaceUnusable: There is no such conversation any more.
+        """
         found = await self._database.read(workspace_of, conversation_id)
         if found is None:
             raise WorkspaceUnusable(f"conversation {conversation_id} is not there any more; make the call again")
-        return await self.at(found)
+        try:
+            return (await self.at(found)).calls
+        except ExecError as error:
+            return Stranded(self._first.calls, error, {"workspace": str(found)} if found.path else {})
 
     async def at(self, workspace: Workspace) -> Bench:
         """The bench in the workspace to which a conversation is bound; never that of another workspace.
@@ -134,19 +180,27 @@ class Benches:
         """
         path = workspace.path or self._root
         if workspace.path:
-            await asyncio.to_thread(path_of, self._settings, workspace)
+            # A copy or clone takes its time in a thread, of which there are few.
+            async with contextlib.nullcontext() if path in self._known else self._makes:
+                await asyncio.to_thread(path_of, self._settings, workspace)
         if path not in self._known:
             async with self._one:
                 if path not in self._known:
-                    self._known[path] = await asyncio.to_thread(self._new, path)
-        found = self._known[path]
+                    self._known[path] = await asyncio.to_thread(self._new, workspace, path)
+                    await self._close_one()
+        found = self._known[path] = self._known.pop(path)
         found.engine.backend.named = workspace.name if workspace.path else ""
         return found
 
-    def _new(self, path: str) -> Bench:
-        # From now on no file in it is obeyed.
+    async def _close_one(self) -> None:
+        """Close what the bench holds open that is unused for longest: there may be one for each conversation."""
+        if len(self._known) > OPEN:
+            oldest = [*self._known.values()][-1 - OPEN]
+            await asyncio.to_thread(oldest.engine.unlinked.close)
+
+    def _new(self, workspace: Workspace, path: str) -> Bench:
         try:
-            note_workspace(self._settings.shellback_home, Path(path))
+            noted(self._settings, workspace, Path(path))
             return self._made(path)
         except OSError as error:
             raise WorkspaceUnusable(f"workspace {path} cannot be used now: {error}") from error

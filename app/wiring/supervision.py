@@ -99,9 +99,13 @@ def links(settings: Settings) -> KnownLinks:
     from shellback.exec.log.links import KnownLinks
     from shellback.exec.wire import layout
     from shellback.orders import known_workspaces
+    from shellback.wiring import directories
 
     home = settings.shellback_home
-    return KnownLinks(lambda: [settings.workspace_root, *known_workspaces(home)], home / layout.SESSIONS)
+    return KnownLinks(
+        lambda: [settings.workspace_root, *known_workspaces(home), *directories.paths(settings)],
+        home / layout.SESSIONS,
+    )
 
 
 async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:

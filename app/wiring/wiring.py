@@ -135,6 +135,7 @@ def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retenti
 
 def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retention:
     from shellback.exec.log.logs import remove_session
+    from shellback.wiring import directories
     from shellback.work.worker.retention import DAY_S, Ages, Retention
 
     settings = where.settings
@@ -152,6 +153,7 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
         ages,
         teardown=lambda name: containers(where, name).remove(name),
         expire=partial(supervision.expire_conversations, settings),
+        tidy=partial(directories.tidy, settings, where.database, set[str]()),
     )
 
 

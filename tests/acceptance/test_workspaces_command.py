@@ -6,7 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from shellback.exec.core.runner import make_workspace
+from shellback.storage.tables import conversations
+from shellback.wiring.spaces import path_of
+from shellback.work.queue.mailbox import workspace_of
+from tests import filetrees
 from tests.commands import assert_refused, facts, shellback, told
 from tests.stage import Stage, stage, staged
 
@@ -138,3 +144,101 @@ def test_conversations_of_an_agent_work_in_their_own_workspaces_and_say_so() -> 
         place.approve("plain")
         place.answer(item)
         assert (place.workspace / "there").exists()
+
+
+def test_a_workspace_with_directories_for_conversations_is_added_listed_and_cleaned(place: Stage) -> None:
+    root, source = place.root / "work", place.root / "source"
+    source.mkdir()
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        filetrees.git(*words, cwd=source)
+    filetrees.give(source)
+    add = ("workspaces", "add", "api", str(root), "--make", "--per-conversation")
+    told(place, *add, "--from", "clone", "--source", str(source))
+    again = told(place, *add, "--from", "clone", "--source", str(source), "--json")
+    assert facts(again)["added"] is False
+    assert_refused(told(place, *add), "workspace api is")
+    written = (
+        f'api = {{ path = "{root}", per_conversation = true, from = "clone", source = "{source}", keep = "work" }}'
+    )
+    assert written in (place.home / "shellback.toml").read_text()
+    for talk in ("idle", "worked"):
+        facts(told(place, "send", "-c", talk, "-w", "api", "hi", "--json"))
+        found = place.read(workspace_of, talk)
+        assert found is not None
+        path_of(place.settings, found)
+        assert f"workspace api ({root}/{talk})" in told(place, "conversations", "show", talk).stdout
+    (root / "worked" / "new").write_text("work")
+    assert "without a conversation" not in told(place, "workspaces", "list").stdout
+    place.change(sa.delete(conversations))
+    shown = told(place, "workspaces", "list").stdout
+    assert f"clone {source}" in shown
+    assert "api: without a conversation: idle, worked: `shellback workspaces clean api` removes them" in shown
+    (listed,) = (one for one in facts(told(place, "workspaces", "list", "--json")) if one["name"] == "api")
+    assert (listed["from"], listed["keep"], listed["unowned"]) == ("clone", "work", ["idle", "worked"])
+
+    assert_refused(told(place, "workspaces", "clean", "api", "--force"), "--force needs the names")
+    assert_refused(told(place, "workspaces", "clean", "api", "../home"), "is no directory without a conversation")
+    assert_refused(told(place, "workspaces", "clean", "default"), "no workspace 'default' with a directory for each")
+    said = told(place, "workspaces", "clean", "api").stdout
+    assert said.splitlines() == [
+        f"{root}/idle removed",
+        f"{root}/worked stays: it has changes that are not committed",
+    ]
+    assert facts(told(place, "workspaces", "clean", "api", "worked", "--force", "--json"))[0]["removed"] is True
+    assert told(place, "workspaces", "clean", "api").stdout == "nothing to remove\n"
+    facts(told(place, "workspaces", "remove", "api", "--json"))
+    assert "api" not in (place.home / "shellback.toml").read_text()
+
+
+def test_a_table_of_a_workspace_is_read_and_removed_and_its_mistakes_are_named_with_their_lines(place: Stage) -> None:
+    file, root, source = place.home / "shellback.toml", place.root / "work", place.root / "source"
+    root.mkdir()
+    source.mkdir()
+    head = "[workspaces]\n\n[workspaces.api]\n"
+    for text, cause in (
+        ('path = "here"\n', ":4: path: 'here' is not absolute"),
+        ("per_conversation = true\n", ":3: api: it has no path"),
+        (f'path = "{root}"\nper_conversation = 1\n', ":5: per_conversation: it is 1"),
+        (f'path = "{root}"\nkeep = "never"\n', ":5: keep: conversations share this directory"),
+        (f'path = "{root}"\nper_conversation = true\nform = "clone"\n', ":6: form: no such key"),
+        (
+            f'path = "{root}"\nper_conversation = true\nfrom = "svn"\n',
+            ":6: from: it is 'svn': write one of",
+        ),
+        (f'path = "{root}"\nper_conversation = true\nfrom = "clone"\n', ":6: from: there is no source"),
+        (f'path = "{root}"\nper_conversation = true\nsource = "{source}"\n', ":6: source: nothing is made from it"),
+        (f'path = "{root}"\nper_conversation = true\nkeep = "yes"\n', ":6: keep: it is 'yes'"),
+    ):
+        file.write_text(head + text)
+        file.chmod(0o600)
+        assert_refused(shellback(place, "workspaces", "list"), cause)
+    for inline in ('api = { path = "/x", form = 1 }', "api = 3"):
+        file.write_text(f"[workspaces]\n{inline}\n")
+        assert_refused(shellback(place, "workspaces", "list"), ":2: ")
+    more = f'path = "{root}"\nper_conversation = true\nfrom = "copy"\nsource = "{source}"\n'
+    file.write_text(f"{head}{more}\n[tiers]\nstrict = true\n")
+    assert facts(told(place, "workspaces", "list", "--json"))[1]["source"] == str(source)
+    assert_refused(told(place, "workspaces", "add", "two", str(root)), "is workspace api already")
+    assert_refused(told(place, "workspaces", "add", "two", str(root / "talk")), f"workspace api ({root}) contains it")
+    told(place, "workspaces", "remove", "api")
+    assert file.read_text() == "[workspaces]\n\n[tiers]\nstrict = true\n"
+
+
+def test_what_add_has_made_goes_if_it_refuses_and_what_was_there_stays(place: Stage) -> None:
+    made, there = place.root / "made", place.root / "there"
+    make_workspace(there)
+    for options, cause in (
+        (("--from", "clone"), "add --per-conversation"),
+        (("--per-conversation", "--from", "clone"), "--source goes with --from"),
+        (("--per-conversation", "--source", str(place.root)), "--source goes with --from"),
+        (("--per-conversation", "--from", "clone", "--source", str(place.home)), "cannot be given to agents"),
+        (("--per-conversation", "--from", "clone", "--source", str(place.root / "none")), "is missing or no directory"),
+    ):
+        assert_refused(told(place, "workspaces", "add", "x", str(made), "--make", *options), cause)
+    file = place.home / "shellback.toml"
+    file.write_text("workspaces = {}\n")
+    file.chmod(0o600)
+    for path in (made, there):
+        assert_refused(told(place, "workspaces", "add", "x", str(path), "--make"), "change its table [workspaces]")
+    assert not made.exists()
+    assert there.is_dir()

@@ -206,6 +206,13 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "workers": [["--all"], ["--all", "--json"]],
     "network": [[], ["--json"], ["--suggest"]],
     "workspaces add": [[HOSTILE, "/none"], ["x", HOSTILE], ["x", f"/none/{HOSTILE}", "--make"]],
+    "workspaces add": [
+        [HOSTILE, "/none"],
+        ["x", HOSTILE],
+        ["x", f"/none/{HOSTILE}", "--make"],
+        ["x", "/none", "--per-conversation", "--from", "copy", "--source", HOSTILE],
+    ],
+    "workspaces clean": [[HOSTILE], ["x", HOSTILE]],
     "workspaces list": [[], ["--json"]],
     "workspaces remove": [[HOSTILE]],
 }

@@ -11,13 +11,13 @@ import contextlib
 import hashlib
 import os
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from shellback.exec.backends.removal import removed
 from shellback.exec.core.alterable import alterable
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.threads import at_the_end
@@ -26,7 +26,6 @@ HOMES: Final = "homes"
 """Below the state directory."""
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108 - a directory is made there whose name nobody can guess
 _PREFIX: Final = "shellback-homes-"
-_REMOVAL_S: Final = 60.0
 
 
 class PrivateHomes:
@@ -74,7 +73,7 @@ class PrivateHomes:
         with contextlib.suppress(FileNotFoundError), os.scandir(self._link) as found:
             for one in found:
                 if one.name not in kept and one.stat(follow_symlinks=False).st_mtime < before:
-                    gone += _removed(one.path)
+                    gone += removed(one.path)
         return gone
 
     def close(self) -> None:
@@ -110,16 +109,6 @@ class PrivateHomes:
         except OSError:
             return False
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def _removed(path: str) -> bool:
-    """Remove a tree that commands have made, of any depth and any modes; whether it has gone."""
-    for words in (("rm", "-rf", "--one-file-system"), ("chmod", "-R", "u+rwX"), ("rm", "-rf", "--one-file-system")):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run([*words, "--", path], stderr=subprocess.DEVNULL, check=False, timeout=_REMOVAL_S)
-        if not os.path.lexists(path):
-            return True
-    return False
 
 
 def _forgotten(state: Path) -> None:

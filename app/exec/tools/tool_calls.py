@@ -95,6 +95,11 @@ class ToolCalls:
         self.files = files
         self.shells = shells
 
+    @property
+    def where(self) -> dict[str, str]:
+        """The fact that binds a call to a named workspace."""
+        return in_workspace(self.engine.backend)
+
     def check(self, tool: ExecTool, args: Args) -> CommandSpec | None:
         """Validate the arguments of a call, or raise InvalidCommand; returns the command that it starts, or None."""
         act = tool.act(args)
@@ -175,7 +180,7 @@ class ToolCalls:
         if spec is not None:
             unasked = verdict.decision == "allow" and not approved
             proposal = await proposed(unattended(spec, verdict) if unasked else spec, self.engine.backend)
-        proposal = replace(proposal, facts={**proposal.facts, **in_workspace(self.engine.backend)})
+        proposal = replace(proposal, facts={**proposal.facts, **self.where})
         return Weighed(asked, proposal, verdict, look, starts)
 
     async def _typing(self, asked: Asked, data: bytes) -> Asked:

@@ -21,7 +21,6 @@ from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
 from shellback.exec.persistent import PersistentShells
-from shellback.exec.policy.commands import in_workspace
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy, Proposal
 from shellback.exec.shell.workspaces.authority import files_of
@@ -60,8 +59,8 @@ class ExecTools:
 
     Switches: `commands` for commands and processes, `sessions` for persistent shells (in `shells`), `shell` for the
     tool `shell`, `blocks` for `process_pin`, `workspace` for the workspace tools on `files`, `watcher` for
-    `process_watch`. `touched` is called with the conversation at each use of a file tool. `bench_of` finds the
-    workspace of a conversation, or raises why it has none; without it all work in that of `engine`.
+    `process_watch`. `touched` is called with the conversation at each use of a file tool. `calls_in` finds what carries
+    out the calls of a conversation, in its workspace; without it all work in that of `engine`.
     """
 
     def __init__(  # noqa: PLR0913 - what an operator chooses
@@ -79,10 +78,10 @@ class ExecTools:
         files: Files | None = None,
         touched: Callable[[str], Awaitable[object]] | None = None,
         watcher: Watcher | None = None,
-        bench_of: Callable[[str], Awaitable[Bench]] | None = None,
+        calls_in: Callable[[str], Awaitable[ToolCalls]] | None = None,
     ) -> None:
         self.engine = engine
-        self._bench_of = bench_of
+        self._other_calls = calls_in
         self._enabled = enabled
         self.commands = commands
         self.sessions = sessions
@@ -113,13 +112,13 @@ class ExecTools:
         """What carries out a call: of the workspace that its turn began with, else of its conversation's.
 
         Raises:
-            ExecError: The conversation has a workspace that cannot be used.
+            ExecError: The conversation is not there any more.
         """
         ground: object = getattr(ctx.deps, "ground", None)
         return ground.calls if isinstance(ground, Bench) else await self._calls_in(conversation_of(ctx))
 
     async def _calls_in(self, conversation_id: str) -> ToolCalls:
-        return self._calls if self._bench_of is None else (await self._bench_of(conversation_id)).calls
+        return self._calls if self._other_calls is None else await self._other_calls(conversation_id)
 
     def gate(self, ctx: RunContext[Any]) -> bool:
         """Whether the gate is open: `gate` of the turn's dependencies, else `enabled`."""
@@ -142,7 +141,7 @@ class ExecTools:
             refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
             return refused.digest, _shown(refused)
         renamed, look = tool_named(tool).renamed, weighed.look
-        shown = _shown(weighed.proposal) if look is None else {**look.shown, **in_workspace(calls.engine.backend)}
+        shown = _shown(weighed.proposal) if look is None else {**look.shown, **calls.where}
         named = {renamed.get(name, name): value for name, value in shown.items()}
         return weighed.proposal.digest, {**named, **weighed.verdict.shown}
 

@@ -6,6 +6,8 @@ that is put between a turn's last look and its release would never be read on Po
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -38,13 +40,32 @@ DEFAULT: Final = "default"
 
 
 class Workspace(NamedTuple):
-    """A workspace to which a conversation is bound from its start; the default one has no path of its own."""
+    """A workspace to which a conversation is bound from its start; the default one has no path of its own.
+
+    With `each`, conversations have directories of their own in `path`.
+    """
 
     name: str = DEFAULT
     path: str = ""
+    each: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} ({self.path})" if self.path else self.name
+
+    def of(self, conversation_id: str) -> Workspace:
+        """The workspace as this conversation is bound to it."""
+        return Workspace(self.name, f"{self.path}/{_directory_of(conversation_id)}") if self.each else self
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
+
+
+def _directory_of(conversation_id: str) -> str:
+    """The name of a conversation's directory, which is also a part of a branch's name: unique, and without a colon."""
+    if _PLAIN.fullmatch(conversation_id) and not conversation_id.endswith(".lock"):
+        return conversation_id
+    digest = hashlib.sha256(conversation_id.encode()).hexdigest()[:10]
+    return f"{re.sub('[^A-Za-z0-9_-]+', '-', conversation_id)}+{digest}"
 
 
 Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
@@ -81,7 +102,7 @@ def open_conversation(
     Raises:
         InvalidRequest: It exists and is bound to another workspace than the one that was given.
     """
-    wanted = workspace or Workspace()
+    wanted = (workspace or Workspace()).of(conversation_id)
     made = {"id": conversation_id, "host_id": host_id, "driver": driver}
     if wanted.path:
         made |= {"workspace": wanted.name, "workspace_path": wanted.path}
@@ -89,9 +110,9 @@ def open_conversation(
     while row is None:  # an idle conversation may be pruned between the two statements
         insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
-    if workspace is not None and (bound := bound_to(row)) != workspace:
+    if workspace is not None and (bound := bound_to(row)) != wanted:
         raise InvalidRequest(
-            f"conversation {conversation_id} works in workspace {bound} since its start, not in {workspace}: leave"
+            f"conversation {conversation_id} works in workspace {bound} since its start, not in {wanted}: leave"
             " --workspace out, or give another name with --conversation"
         )
     return row

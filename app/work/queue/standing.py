@@ -29,6 +29,7 @@ class Standing:
     live_sessions: int
     failures: int
     workspace: str = DEFAULT
+    workspace_path: str | None = None
 
 
 def by_workspace(conn: sa.Connection) -> dict[str, int]:
@@ -41,6 +42,12 @@ def named_workspaces(conn: sa.Connection) -> dict[str, str]:
     """The workspace of each conversation that does not work in the default one."""
     its = conversations.c
     return {row[0]: row[1] for row in conn.execute(sa.select(its.id, its.workspace).where(its.workspace.is_not(None)))}
+
+
+def directories_below(conn: sa.Connection, root: str) -> set[str]:
+    """The directories in `root` to which conversations are bound."""
+    path = conversations.c.workspace_path
+    return set(conn.execute(sa.select(path).where(path.startswith(f"{root}/", autoescape=True))).scalars())
 
 
 def look(conn: sa.Connection, limit: int) -> list[Standing]:
@@ -75,7 +82,7 @@ def _query(active: sa.Select[Any, Any]) -> sa.Select[Any]:
     """The conversations that `active` chooses; nothing is counted for others, of which there may be many."""
     its, chosen = conversations.c, active.subquery()
     columns: list[sa.ColumnElement[Any]] = [
-        *(its.id, its.host_id, its.state, its.failures, chosen.c.active_at),
+        *(its.id, its.host_id, its.state, its.failures, its.workspace_path, chosen.c.active_at),
         sa.func.coalesce(its.workspace, DEFAULT).label("workspace"),
         sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
         _count(mailbox, mailbox.c.state == "unread").label("unread"),

@@ -2,7 +2,8 @@
 
 The order: heard messages, settled approvals, call keys and sent notices; turns with their DBOS workflows; files of a
 session, then its row; the turn of its callback, whose workflow id kept the end from being told twice; unused
-containers; at last the conversation with its history. Each step queries what is left, so a crash loses nothing.
+containers; the conversation with its history; at last its own directory. Each step queries what is left, so a crash
+loses nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Retention:
     """Prunes one host's conversations. A session is kept as long as its log.
 
     `remove` deletes the files of a session and returns False if some must stay; it blocks. `teardown` removes a
-    container of this host by name; `expire` ends live sessions of conversations that are pruned.
+    container of this host by name; `expire` ends live sessions of conversations that are pruned. `tidy` removes
+    directories whose conversation is gone, and returns how many.
     """
 
     database: Database
@@ -61,6 +63,7 @@ class Retention:
     ages: Ages
     teardown: Callable[[str], Awaitable[object]] | None = None
     expire: Callable[[Sequence[str]], Awaitable[object]] | None = None
+    tidy: Callable[[], Awaitable[int]] | None = None
     _clock: Clock = field(init=False, default_factory=lambda: Clock(LEAP_S))
     _steady_at: float = field(init=False, default=0.0)
 
@@ -79,6 +82,9 @@ class Retention:
         reach("retention.callbacks")
         gone["containers"] = await self._containers(cut)
         gone["conversations"] = await self._conversations(cut)
+        reach("retention.conversations")
+        if self.tidy is not None:
+            gone["directories"] = await self.tidy()
         if any(gone.values()):
             log.info("pruned %s", ", ".join(f"{number} {name}" for name, number in gone.items() if number))
         return gone

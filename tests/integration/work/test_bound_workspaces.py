@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,10 +20,8 @@ from pydantic_ai.workspaces import WorkspaceUnavailableError
 from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.policy.commands import proposal_for
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
-from shellback.mcp_server import requests
-from shellback.mcp_server.answer import Answer, Asked
-from shellback.mcp_server.calls import Calls
-from shellback.storage.tables import audit, conversations
+from shellback.mcp_server.answer import Asked
+from shellback.storage.tables import audit, conversations, hosts
 from shellback.storage.tables import rules as saved_rules
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose, made
@@ -36,6 +33,7 @@ from shellback.work.queue.mailbox import Workspace, workspace_of
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
 from tests import sandboxes
+from tests.bound import added, begun, called, connected
 from tests.commands import facts, told
 from tests.podmans import contained
 from tests.stage import Stage, stage
@@ -62,35 +60,6 @@ def canned() -> Generator[Stage]:
         yield made_one
 
 
-def added(on: Stage, name: str) -> Path:
-    """A named workspace."""
-    path = on.root / name
-    facts(told(on, "workspaces", "add", name, str(path), "--make", "--json"))
-    return path
-
-
-@asynccontextmanager
-async def connected(on: Stage) -> AsyncGenerator[Calls]:
-    """One process that serves all conversations of the test."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as calls:
-        await calls.start()
-        try:
-            yield calls
-        finally:
-            await calls.stop()
-
-
-async def called(on: Stage, calls: Calls, talk: str, tool: str, *, key: str = "1", **args: Any) -> Answer:
-    """The answer to a call of conversation `talk`, approved by a person if one is asked."""
-    one = calls.connected(talk, name=talk)
-    task = asyncio.create_task(one.call(Asked(client="tester", id=key, tool=tool, args=args)))
-    while not task.done():
-        for request in await asyncio.to_thread(on.requests):
-            await asyncio.to_thread(on.decide, request)
-        await asyncio.wait({task}, timeout=0.05)
-    return await task
-
-
 def repository(place: Path) -> None:
     """One that a person has made, with what commands may not make; commands may write it."""
     config, hook = str(place / ".git" / "config"), place / ".git" / "hooks" / "pre-commit"
@@ -100,10 +69,6 @@ def repository(place: Path) -> None:
     hook.chmod(0o755)
     if os.geteuid() == 0:
         subprocess.run(["chown", "-R", f"{place.stat().st_uid}:{place.stat().st_gid}", str(place)], check=True)
-
-
-def begun(on: Stage, talk: str, name: str) -> None:
-    on.write(requests.opened, talk, on.where.host_id, bound(on.settings, name))
 
 
 def test_a_conversation_keeps_the_workspace_that_it_began_in(on: Stage) -> None:
@@ -393,3 +358,61 @@ async def test_code_of_tools_works_in_the_workspace_of_its_turn_or_in_none(boxed
         assert (deps.async_shell, deps.shell, deps.filesystem) == (None, None, None)
         with pytest.raises(WorkspaceUnavailableError, match="not configured any more"):
             await there.run(["true"])
+
+
+@pytest.mark.parametrize("lost", ["removed from the file", "missing"])
+async def test_without_its_workspace_a_conversation_reads_and_ends_its_processes_and_no_call_is_made_anew(
+    on: Stage, lost: str
+) -> None:
+    web = added(on, "web")
+    begun(on, "talk", "web")
+    line = "echo nonce >> nonce; cat nonce"
+    async with connected(on) as calls:
+        first = await called(on, calls, "talk", "execute", key="a", command=line)
+        written = await called(on, calls, "talk", "write_file", key="w", path="made", content="x")
+        run = await called(on, calls, "talk", "execute", key="bg", command="echo up; sleep 600", background=True)
+        session = run.facts["session_id"]
+        if lost == "missing":
+            web.rename(web.with_name("aside"))
+        else:
+            facts(told(on, "workspaces", "remove", "web", "--force", "--json"))
+        # A repeat has its first result.
+        for key, tool, args, before in (
+            ("a", "execute", {"command": line}, first),
+            ("w", "write_file", {"path": "made", "content": "x"}, written),
+        ):
+            again = await called(on, calls, "talk", tool, key=key, **args)
+            assert (again.failed, again.texts) == (before.failed, before.texts)
+        # Nothing new begins, and nothing is typed.
+        for tool, args in (
+            ("execute", {"command": "touch stray"}),
+            ("shell_session", {"action": "start"}),
+            ("process_write", {"session_id": session, "data": "x\n"}),
+            ("read_file", {"path": "made"}),
+        ):
+            refused = await called(on, calls, "talk", tool, key=f"new {tool}", **args)
+            assert refused.failed
+            assert "workspace web" in refused.texts[0], refused.texts
+        polled = await called(on, calls, "talk", "process_log", key="l", session_id=session)
+        assert polled.texts[0].startswith("up\n")
+        listed = await called(on, calls, "talk", "process_list", key="p")
+        assert session in listed.texts[0]
+        (ended, *_) = [await called(on, calls, "talk", "process_kill", key="k", session_id=session) for _ in range(2)]
+        assert not ended.failed, ended.texts
+        (request,) = (one for one in on.read(approvals.find, conversation_id="talk") if one.tool_name == "process_kill")
+        assert request.display["workspace"] == f"web ({web})"
+    assert [one.id for one in on.sessions() if one.live] == []
+    assert len(on.sessions()) == 2
+    place = web.with_name("aside") if lost == "missing" else web
+    assert (place / "nonce").read_text() == "nonce\n"
+    assert not (on.workspace / "stray").exists()
+
+
+def test_an_adoption_says_where_commands_will_run(on: Stage) -> None:
+    web = added(on, "web")
+    for talk, name in (("plain", "default"), ("in.web", "web")):
+        begun(on, talk, name)
+    on.change(sa.insert(hosts).values(host_id="gone", name="gone", heartbeat_at=1.0))
+    on.change(sa.update(conversations).values(host_id="gone"))
+    done = told(on, "adopt", "host", "gone", "--yes")
+    assert f"commands run on this host, in {on.workspace}, workspace web ({web}); files are not moved" in done.stderr

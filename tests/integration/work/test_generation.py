@@ -21,12 +21,14 @@ from shellback.storage import sessions as session_rows
 from shellback.storage.db import Database
 from shellback.storage.errors import HomeUnusable
 from shellback.storage.tables import hosts
+from shellback.wiring.spaces import bound
 from shellback.work.hosts import generation, unknown
 from shellback.work.hosts import hosts as host_rows
 from shellback.work.hosts.generation import Count, Generation, older
 from shellback.work.queue import dead_letters
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.queues import DbosEnqueuer
+from tests.bound import added
 from tests.commands import assert_refused, facts, shellback, told
 from tests.items import NotedEnqueuer, unrung
 from tests.stage import Stage, stage
@@ -372,6 +374,21 @@ def test_processes_that_an_older_database_does_not_know_are_settled_by_a_person_
     assert generation.read(loop.home).older is None
     assert check(loop, "restored")["state"] == "ok"
     assert_refused(told(loop, "adopt", "process", adopted.id, "-c", "other"), "already belongs to conversation new")
+
+
+def test_an_unknown_process_is_linked_where_the_conversation_works_that_gets_it(loop: Stage) -> None:
+    web = added(loop, "web")
+    loop.hire()
+    copy = backed_up(loop)
+    one = in_background(loop, "exec sleep 1000")
+    loop.workers[-1].stop()
+    restore(loop, copy)
+    loop.send("hello", "shop", workspace=bound(loop.settings, "web"))
+    facts(told(loop, "adopt", "process", one.id, "-c", "shop", "--json"))
+    (session,) = loop.sessions()
+    assert session.workspace == str(web)
+    assert Path(session.log_path).is_relative_to(web)
+    assert os.path.lexists(session.log_path)
 
 
 def test_all_that_is_unknown_is_ended_only_when_that_is_confirmed(loop: Stage) -> None:

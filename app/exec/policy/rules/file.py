@@ -8,7 +8,8 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,6 +19,7 @@ from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings, Tier
 from shellback.exec.policy.rules.carriers import name_of, runs_anything
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
+from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.hosts import Hosts
@@ -33,6 +35,7 @@ _TIERS: Final = {str(tier): tier for tier in Tier}
 _TOP: Final = ("tiers", "rules", "workspaces", "network")
 _OF_NETWORK: Final = ("hosts", "private", "sets")
 _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
+_OF_WORKSPACE: Final = ("path", "per_conversation", "from", "source", "keep")
 _OF_RULE: Final = (
     "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
     "note", "expires", "examples",
@@ -60,13 +63,30 @@ def load(path: Path | None) -> Rules:
     return found
 
 
-def workspaces(path: Path | None) -> dict[str, Path]:
-    """The table `[workspaces]` of a policy file: names, and absolute paths as they are written.
+def workspaces(path: Path | None) -> Mapping[str, NamedWorkspace]:
+    """The table `[workspaces]` of a policy file. It is parsed again only when the file has changed.
 
     Raises:
         PolicyUnusable: The file cannot be trusted, or the table is wrong.
     """
-    return {} if path is None else _Reader(path, _text(path)).workspaces()
+    if path is None:
+        return {}
+    with _trusted(path) as (descriptor, found):
+        seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        known = _parsed.get(path)
+        if known is None or known[0] != seen:
+            _parsed.clear()
+            known = _parsed[path] = seen, workspaces_in(path, _decoded(path, descriptor))
+        return known[1]
+
+
+def workspaces_in(path: Path, text: str) -> Mapping[str, NamedWorkspace]:
+    """As `workspaces`, of the text that the file is to have."""
+    return _Reader(path, text).workspaces()
+
+
+_parsed: Final[dict[Path, tuple[tuple[int, ...], Mapping[str, NamedWorkspace]]]] = {}
+"""What was parsed last, and of which file."""
 
 
 def network(path: Path | None) -> Hosts:
@@ -83,6 +103,12 @@ def network(path: Path | None) -> Hosts:
 
 
 def _text(path: Path) -> str:
+    with _trusted(path) as (descriptor, _):
+        return _decoded(path, descriptor)
+
+
+@contextmanager
+def _trusted(path: Path) -> Generator[tuple[int, os.stat_result]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -95,8 +121,12 @@ def _text(path: Path) -> str:
             raise PolicyUnusable(f"{path}: it belongs to uid {found.st_uid}: make it yours, or root's")
         if stat.S_IMODE(found.st_mode) & 0o022:
             raise PolicyUnusable(f"{path}: others may write it: run `chmod go-w {shlex.quote(str(path))}`")
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(FILE_BYTES + 1)
+        yield descriptor, found
+
+
+def _decoded(path: Path, descriptor: int) -> str:
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        data = file.read(FILE_BYTES + 1)
     if len(data) > FILE_BYTES:
         raise PolicyUnusable(f"{path}: longer than {FILE_BYTES} bytes: write fewer or shorter rules")
     try:
@@ -166,21 +196,21 @@ class _Reader:
             found.append(rule)
         return tuple(found)
 
-    def workspaces(self) -> dict[str, Path]:
-        """The table `[workspaces]`: a path for each name."""
+    def workspaces(self) -> dict[str, NamedWorkspace]:
+        """The table `[workspaces]`: a path, or a table, for each name."""
         start = self._find(r"\s*\[\s*workspaces\s*\]", 1)
         given = self._table(self._top.get("workspaces", {}), start, "workspaces")
         if len(given) > WORKSPACES:
             raise self._wrong(start, "workspaces", f"there are {len(given)}", f"name {WORKSPACES} at most")
-        found: dict[str, Path] = {}
-        for name in given:
+        found: dict[str, NamedWorkspace] = {}
+        for name, value in given.items():
             if not NAME.fullmatch(name) or name == "default":
                 remedy = "use 1 to 40 letters, digits, - and _, beginning with no sign; WORKSPACE_ROOT is default"
                 raise self._wrong(start, name, "no name of a workspace", remedy)
-            path = Path(os.path.expanduser(self._string(given, name, start) or ""))
-            if not path.is_absolute():
-                raise self._wrong(start, name, f"{str(path)!r} is not absolute", "write the whole path of a directory")
-            found[name] = path
+            if isinstance(value, dict):
+                found[name] = self._workspace(name, cast("dict[str, Any]", value), start)
+            else:
+                found[name] = NamedWorkspace(path=self._place(given, name, start))
         return found
 
     def network(self) -> Hosts:
@@ -213,6 +243,43 @@ class _Reader:
         except ValueError as error:
             what, _, remedy = str(error).rpartition(": ")
             raise self._wrong(start, key, what, remedy) from None
+
+    def _workspace(self, name: str, given: dict[str, Any], start: int) -> NamedWorkspace:
+        quoted = rf"[\"']?{re.escape(name)}[\"']?"
+        head = re.compile(rf"\s*\[\s*workspaces\s*\.\s*{quoted}\s*\]")
+        heads = [at for at, text in enumerate(self._lines, 1) if head.match(text)]
+        line = heads[0] if heads else self._find(rf"\s*{quoted}\s*=", start)
+        self._known(given, _OF_WORKSPACE, line)
+        if "path" not in given:
+            raise self._wrong(line, name, "it has no path", "write the directory as path")
+        each = self._flag(given, "per_conversation", line)
+        origin = self._one_of(given, "from", ORIGINS, line)
+        if not each and (surplus := [key for key in ("from", "source", "keep") if key in given]):
+            remedy = "add per_conversation = true, or leave it out"
+            raise self._wrong(line, surplus[0], "conversations share this directory", remedy)
+        if origin == "empty" and "source" in given:
+            raise self._wrong(line, "source", "nothing is made from it", f"add from, one of {', '.join(ORIGINS[1:])}")
+        if origin != "empty" and "source" not in given:
+            raise self._wrong(line, "from", "there is no source", "write the directory or repository as source")
+        return NamedWorkspace(
+            path=self._place(given, "path", line),
+            per_conversation=each,
+            origin=origin,
+            source=self._place(given, "source", line) if "source" in given else None,
+            keep=self._one_of(given, "keep", KEEPS, line),
+        )
+
+    def _place(self, given: Mapping[str, Any], key: str, line: int) -> Path:
+        path = Path(os.path.expanduser(self._string(given, key, line) or ""))
+        if not path.is_absolute():
+            raise self._wrong(line, key, f"{str(path)!r} is not absolute", "write the whole path of a directory")
+        return path
+
+    def _one_of(self, given: Mapping[str, Any], key: str, known: tuple[str, ...], line: int) -> str:
+        value = given.get(key, known[0])
+        if value not in known:
+            raise self._wrong(line, key, f"it is {value!r}", f"write one of {', '.join(known)}")
+        return str(value)
 
     def examples_of(self, rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Commands that the rule must match, and commands that it must not match."""
