@@ -77,7 +77,7 @@ class Listening:
     async def _changing(self, ctx: Context, talk: Talk, tasks: list[str], meta: dict[str, Any]) -> None:
         with self.of_tasks.errors(ctx):
             async for task in talk.changes(self.of_tasks.client(ctx), tasks):
-                change = TaskNotification(params={**self.of_tasks.whole(task), "_meta": meta})
+                change = TaskNotification(params={**self.of_tasks.whole(task, ctx), "_meta": meta})
                 await ctx.session.send_notification(cast("Any", change), ctx.request_id)
 
     async def _growing(self, ctx: Context, talk: Talk, uri: str, meta: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -23,6 +23,7 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -30,8 +31,8 @@ from mcp_types import (
 )
 
 from shellback.exec.core.threads import cancelled
-from shellback.mcp_server import listing
-from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, UnknownTool
+from shellback.mcp_server import eliciting, listing
+from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, Unanswered, UnknownTool
 from shellback.mcp_server.extension import TaskHandlers, created, declares
 from shellback.mcp_server.front import Loaded, Offer
 from shellback.mcp_server.listening import Listening
@@ -112,16 +113,27 @@ class Handlers:
         """This connection, once the engine runs."""
         return self._talk(await self.loaded.hands())
 
-    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | dict[str, Any]:
+    async def call(
+        self, ctx: Context, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult | dict[str, Any]:
         """Carry out a call; errors with a known cause are failed results."""
         if not self.offer.gate:
             return _result(Answer([GATE], failed=True))
         asked = _asked(ctx, params)
         try:
             talk = await self.talk()
+            replies = params.input_responses or {}
+            told = await eliciting.heard(talk, asked.client, replies)
             async with telling(ctx, talk, asked):
-                done = await (talk.begin(asked, self.offer.task_after_s) if declares(ctx) else talk.call(asked))
-            return created(done) if isinstance(done, Task) else _result(done)
+                if declares(ctx):
+                    done = await talk.begin(asked, self.offer.task_after_s)
+                else:
+                    done = await talk.call(asked, eliciting.asking(ctx, replies))
+            if isinstance(done, Task):
+                return created(done, ctx)
+            return _result(replace(done, texts=[*done.texts, *told]))
+        except Unanswered as unanswered:
+            return eliciting.required(unanswered.question)
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:
