@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -62,6 +62,14 @@ class Way:
     kept: bool = False
     ask: Ask | None = None
     carried: Callable[[Asked], Awaitable[object]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A background process that has ended, as facts with what to call next; `well` if it ended with exit code 0."""
+
+    facts: dict[str, Any]
+    well: bool = False
 
 
 class UnknownTask(Exception):
@@ -137,6 +145,10 @@ class Talk(Protocol):
 
     def grows(self, client: str, session_id: str) -> AsyncIterator[None]:
         """Whenever a session of the client's conversation has printed more, and at its end, after which it is over."""
+        ...
+
+    def ends(self, client: str) -> AsyncGenerator[Ended]:
+        """The background processes of the client's conversation that end from now on; of too many at once the count."""
         ...
 
     async def close(self) -> None:

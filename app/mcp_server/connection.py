@@ -29,7 +29,7 @@ from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.log import about
 from shellback.mcp_server import asking, progress, requests
-from shellback.mcp_server.answer import Answer, Ask, Asked, Reply, Task, UnknownTool, Way
+from shellback.mcp_server.answer import Answer, Ask, Asked, Ended, Reply, Task, UnknownTool, Way
 from shellback.mcp_server.listing import group_of
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
@@ -133,6 +133,10 @@ class Connection:
     def grows(self, client: str, session_id: str) -> AsyncGenerator[None]:
         """See `Talk.grows`."""
         return progress.grows(self.calls.engine, self._name(client), session_id)
+
+    def ends(self, client: str) -> AsyncGenerator[Ended]:
+        """See `Talk.ends`."""
+        return progress.ends(self.calls.engine, self._name(client))
 
     async def opened(self, client: str) -> str:
         """The conversation of a client; it exists, and what others left in it is settled.

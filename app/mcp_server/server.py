@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -33,6 +34,7 @@ from mcp_types import (
 from shellback.exec.core.threads import cancelled
 from shellback.mcp_server import eliciting, listing
 from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, Unanswered, UnknownTool
+from shellback.mcp_server.ends import Ends
 from shellback.mcp_server.extension import TaskHandlers, created, declares
 from shellback.mcp_server.front import Loaded, Offer
 from shellback.mcp_server.listening import Listening
@@ -62,9 +64,12 @@ _INSTRUCTIONS: Final = (
 
 async def served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
     """Speak the protocol until the client is gone."""
-    server = speaking(Handlers(offer, loaded))
-    async with stdio_server(lines, out) as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    server = speaking(handlers := Handlers(offer, loaded))
+    try:
+        async with stdio_server(lines, out) as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+    finally:
+        await handlers.ends.close()
 
 
 def speaking(handlers: Handlers) -> Server[Any]:
@@ -80,7 +85,8 @@ def speaking(handlers: Handlers) -> Server[Any]:
     server.add_request_handler("tools/call", CallToolRequestParams, handlers.call)
     of_tasks = TaskHandlers(handlers.talk, client_of, _result, offer.worded)
     of_tasks.serve(server)
-    Listening(of_tasks).serve(server)
+    Listening(of_tasks, handlers.ends).serve(server)
+    handlers.ends.serve(server)
     Resources(handlers.talk, client_of, "" if offer.gate else GATE).serve(server)
     return server
 
@@ -88,7 +94,7 @@ def speaking(handlers: Handlers) -> Server[Any]:
 Context = ServerRequestContext[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Handlers:
     """Answers the requests of a connection that are about tools; `name` is that of `Hands.connected`."""
 
@@ -124,7 +130,7 @@ class Handlers:
             talk = await self.talk()
             replies = params.input_responses or {}
             told = await eliciting.heard(talk, asked.client, replies)
-            async with telling(ctx, talk, asked):
+            async with telling(ctx, talk, asked), self.ends.telling(ctx):
                 if declares(ctx):
                     done = await talk.begin(asked, self.offer.task_after_s)
                 else:
@@ -143,8 +149,16 @@ class Handlers:
                 text = f"a fault of the server ({type(error).__name__}); its log on standard error says more"
             return _result(Answer([text], failed=True))
 
+    @cached_property
+    def ends(self) -> Ends:
+        """What tells the clients of this connection which processes end."""
+        return Ends(
+            self.talk, client_of, lambda ctx: "" if ctx.request is None else ctx.request.headers.get(SESSION, "")
+        )
+
     async def close(self) -> None:
         """Close the connection; calls that are made after this open it anew."""
+        await self.ends.close()
         await (await self.talk()).close()
 
     def _talk(self, hands: Hands) -> Talk:

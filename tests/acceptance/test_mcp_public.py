@@ -17,7 +17,7 @@ from tests.serving import served, token
 from tests.stage import Stage, stage
 
 WITHIN_S: Final = 120.0
-_NO_INPUT: Final = "a task never asks its client"
+_NO_INPUT: Final = "elicitation is off, so a task asks no client"
 _TEST_TOOL: Final = "wants a tool that a server has for this test alone"
 SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
     "server-initialize": {},
@@ -50,8 +50,8 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The scenarios of the server that can be run, each with the checks in it that do not apply, and why.
 
-Left out are those wholly about what is not offered (prompts, sampling, elicitation, logging, completion), about
-tools that a server is to have for the test alone, or about what the bridge changes (`dns-rebinding-protection`).
+Left out are those wholly about what is not offered (prompts, sampling, completion), about what is off
+by default (elicitation), about logs that a test tool is to write, about tools that a server is to have for the test alone, or about what the bridge changes (`dns-rebinding-protection`).
 """
 
 

@@ -267,6 +267,23 @@ async def test_while_a_call_waits_its_client_hears_the_last_line_and_listens_to_
             assert found.value.code == -32602
 
 
+async def test_a_request_that_names_a_level_is_told_of_ends_on_its_own_stream(on: Stage) -> None:
+    on.environ["TRUST_CLASSIFIER"] = "true"
+    async with wire(on, "--task-after", "10") as one:
+        level = {"_meta": {"io.modelcontextprotocol/logLevel": "info"}}
+        stream = one.ask("subscriptions/listen", {"notifications": {}, **level})
+        await one.arrived()
+        made = await one.call("execute", command="true", background=True)
+        session = made["structuredContent"]["session_id"]
+        await one.call("process_wait", session_ids=[session])
+        (told,) = [message for message in one.told if message["method"] == "notifications/message"]
+        assert (told["params"]["level"], told["params"]["data"]["session_id"]) == ("info", session)
+        assert not stream.done()
+        await one.close()
+        with pytest.raises(EOFError):
+            await stream
+
+
 async def test_a_task_that_waits_asks_a_client_that_can_ask_its_user(on: Stage) -> None:
     capabilities = {"extensions": {TASKS: {}}, "elicitation": {}}
     can: dict[str, Any] = {"_meta": {"io.modelcontextprotocol/clientCapabilities": capabilities}}
