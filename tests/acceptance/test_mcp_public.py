@@ -30,6 +30,7 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
         "sep-2575-server-sends-tools-list-changed-on-subscription": "the tools of a server never change",
     },
     "ping": {},
+    "logging-set-level": {},
     "tools-list": {},
     "resources-list": {},
     "sep-2164-resource-not-found": {},
@@ -50,8 +51,9 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The scenarios of the server that can be run, each with the checks in it that do not apply, and why.
 
-Left out are those wholly about what is not offered (prompts, sampling, completion), about what is off
-by default (elicitation), about logs that a test tool is to write, about tools that a server is to have for the test alone, or about what the bridge changes (`dns-rebinding-protection`).
+Left out are those wholly about what is not offered (prompts, sampling, completion), about what is off by default
+(elicitation), about tools that a server is to have for the test alone, or about what the bridge changes
+(`dns-rebinding-protection`).
 """
 
 
