@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
@@ -93,12 +94,15 @@ class Connection:
             return refused
         name = self._name(asked.client)
         with self._serves(name, asked):
-            joined = await self.calls.database.read(requests.joined, call_key(self.origin(name, asked)))
+            joined, turn_id = await self.calls.database.read(requests.before, asked, partial(self.origin, name))
             if joined is not None:
                 asked = replace(asked, id=joined)
                 if way.carried is not None:
                     await way.carried(asked)
             with self._serves(name, asked):
+                if turn_id is not None and turn_id != self.turn_id and await self.calls.over_of({turn_id}):
+                    goes_on = session_id(self.origin(name, asked))
+                    await self.calls.database.write(requests.taken_over, goes_on, turn_id, self.turn_id)
                 return await self._call(name, asked, until, way)
 
     async def begin(self, asked: Asked, after_s: float) -> Answer | Task:

@@ -312,9 +312,7 @@ def _asked(row: Row) -> Asked:
 
 def _same(before: Asked, asked: Asked) -> None:
     if (before.tool, before.args) != (asked.tool, asked.args):
-        raise InvalidRequest(
-            "nothing was done: this key was used for another call. Give each new call a key of its own"
-        )
+        raise InvalidRequest(requests.USED)
 
 
 def _result(call: asyncio.Task[Answer], tool: str) -> tuple[task_rows.State, dict[str, Any]]:
