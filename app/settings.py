@@ -132,6 +132,7 @@ class Settings(BaseModel):
     unattended_timeout: float = seconds(limits.UNATTENDED_TIMEOUT_S, 1, limits.BACKGROUND_TIMEOUT_MAX_S)
     approval_ttl: float = seconds(3600.0, 1, 30 * 86400)
     pending_approvals: int = count(20, 1, 500)
+    mcp_elicitation: Literal["off", "on"] = setting("off", "off or on")
     turn_slots: int = count(32, 1, 256)
     wake_slots: int = count(16, 1, 256)
     turn_max_requests: int = count(100, 1, 10_000)

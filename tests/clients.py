@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp import ClientSession, StdioServerParameters
+from mcp.client.session import ElicitationFnT, LoggingFnT
 from mcp.client.stdio import stdio_client
 from mcp.types import CallToolResult, Implementation, RequestParamsMeta, TextContent
 
@@ -59,8 +60,13 @@ class Client:
 
 
 @asynccontextmanager
-async def client(on: Stage, *options: str, **environ: str) -> AsyncGenerator[Client]:
-    """A client named "tester"; nothing is left of its server at the end."""
+async def client(
+    on: Stage, *options: str, asks: ElicitationFnT | None = None, hears: LoggingFnT | None = None, **environ: str
+) -> AsyncGenerator[Client]:
+    """A client named "tester"; nothing is left of its server at the end.
+
+    `asks` answers questions of the server, `hears` is told its logs.
+    """
     said, pid = (on.root / f"{uuid.uuid4().hex}.{kind}" for kind in ("log", "pid"))
     line = f"echo $$ > {pid}; exec {shlex.join([*PROGRAM, 'mcp', *options])}"
     started = StdioServerParameters(
@@ -70,7 +76,12 @@ async def client(on: Stage, *options: str, **environ: str) -> AsyncGenerator[Cli
         try:
             async with (
                 stdio_client(started, errlog=log) as streams,
-                ClientSession(*streams, client_info=Implementation(name="tester", version="1")) as session,
+                ClientSession(
+                    *streams,
+                    client_info=Implementation(name="tester", version="1"),
+                    elicitation_callback=asks,
+                    logging_callback=hears,
+                ) as session,
             ):
                 await session.initialize()
                 yield Client(on, session, said, pid)

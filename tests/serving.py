@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 from mcp import Client
+from mcp.client.session import ElicitationFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, Implementation, RequestParamsMeta
 
@@ -92,14 +93,17 @@ class Caller:
 
 
 @asynccontextmanager
-async def connected(on: Stage, url: str, secret: str, mode: Any = "auto") -> AsyncGenerator[Caller]:
-    """A client named "tester"."""
+async def connected(
+    on: Stage, url: str, secret: str, mode: Any = "auto", asks: ElicitationFnT | None = None
+) -> AsyncGenerator[Caller]:
+    """A client named "tester"; `asks` answers questions of the server."""
     async with (
         web(secret) as http,
         Client(
             streamable_http_client(url, http_client=http),
             mode=mode,
             client_info=Implementation(name="tester", version="1"),
+            elicitation_callback=asks,
         ) as client,
     ):
         yield Caller(on, client)

@@ -134,9 +134,9 @@ def show_(request_id: str) -> None:
     `\x1b` and `\u{200B}` stand for such characters. A backslash of the call that would look like an escape is shown
     as `\x5c`. A line that begins with ↳ continues the line above it.
     """
-    from shellback.cli.approving import whole
     from shellback.client.freshness import Freshness
     from shellback.work.approvals import approvals as requests
+    from shellback.work.approvals.showing import whole
 
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)

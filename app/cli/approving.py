@@ -18,9 +18,10 @@ from shellback.cli.shared import PENDING, Refused, columns, until, utf8, wants_j
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import KINDS
-from shellback.exec.core.display import age, folded, request_lines, shown_line, visible_line
+from shellback.exec.core.display import folded, shown_line
 from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Rule
+from shellback.work.approvals.showing import whole
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -182,23 +183,3 @@ def arguments_of(text: str) -> dict[str, Any]:
 def decided(request: Request) -> dict[str, Any]:
     """A decision, for programs."""
     return {"id": request.id, "state": request.state, "conversation": request.conversation_id}
-
-
-def whole(request: Request) -> list[str]:
-    """All lines about a request."""
-    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
-    lines = [visible_line(head), *request_lines(request.display)]
-    if request.changed_args is not None:
-        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
-        lines += request_lines(asked | {"changed by": request.changed_by})
-    lines.append(f"    digest: {request.digest}")
-    left = request.expires_at - time.time()
-    if request.state == "pending":
-        lines.append(f"    expires in: {age(max(0.0, left))}")
-    elif request.decided_by:
-        note = f": {request.note}" if request.note else ""
-        decided = {"decided by": f"{request.decided_by} through {request.surface}{note}"}
-        lines += request_lines(decided | ({"holds for": "the session"} if request.scope == "session" else {}))
-    if request.used_by:
-        lines.append(f"    used by: {request.used_by}")
-    return lines

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from shellback.client.caller import Caller
 from shellback.client.facts import Event
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS: Final = 8
+SHARE: Final = 4
+"""So many threads of one kind one token has at once. What it asks beyond that waits for its own to end."""
 REST_S: Final = 0.02
 """The least time between two looks at new events."""
 AWAY_S: Final = 0.2
@@ -42,6 +45,7 @@ class Local:
         self._opens = opening
         self._stack = ExitStack()
         self._threads = {name: ThreadPoolExecutor(THREADS, f"client-{name}") for name in ("quick", "input", "kill")}
+        self._shares = WeakValueDictionary[tuple[str, str], asyncio.Semaphore]()
         self._asks = Asks()
         self._opening = asyncio.Lock()
         self._asking: Asking | None = None
@@ -57,11 +61,11 @@ class Local:
         operation = OPERATIONS[name]
         args = operation.checked(given, texts=texts)
         at = await self._at(caller)
-        return await self._run(partial(operation.function, at, **args), operation.threads)
+        return await self._run(partial(operation.function, at, **args), operation.threads, caller)
 
     async def within(self, caller: Caller, function: Callable[[Asking], T]) -> T:
         """What a function returns that is called in a thread with what operations are given."""
-        found: T = await self._run(partial(function, await self._at(caller)))
+        found: T = await self._run(partial(function, await self._at(caller)), caller=caller)
         return found
 
     async def events(
@@ -130,8 +134,16 @@ class Local:
         await self._doorbell.read(f"client.{uuid.uuid4().hex}", self._rung.ring)
         return asking
 
-    async def _run(self, fn: Any, threads: str = "quick") -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads[threads], fn)
+    async def _run(self, fn: Any, threads: str = "quick", caller: Caller | None = None) -> Any:
+        if caller is None or not caller.token:
+            return await asyncio.get_running_loop().run_in_executor(self._threads[threads], fn)
+        share = self._shares.setdefault((caller.by, threads), asyncio.Semaphore(SHARE))
+        await share.acquire()
+        running = self._threads[threads].submit(fn)
+        # Not when the request is gone: its thread is not free by that.
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(share.release))
+        return await asyncio.wrap_future(running)
 
 
 @dataclass(frozen=True, slots=True)

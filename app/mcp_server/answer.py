@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -30,16 +30,46 @@ class Answer:
     failed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request for approval that the client may decide about. `key` names exactly what was shown: id and digest."""
+
+    key: str
+    text: str
+
+
+Reply = Literal["accept", "decline", "cancel"]
+Ask = Callable[[Question], Awaitable[Reply | None]]
+"""Asks the client, and returns what it said; None for what is no answer. May raise `Unanswered`."""
+
+
+class Unanswered(Exception):
+    """Raised when the client is to be asked by the answer to its call; it repeats the call with its own answer."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question.key)
+        self.question = question
+
+
 @dataclass(slots=True, kw_only=True)
 class Way:
-    """How a call is served: for how long it is waited for, and what is done when it is left.
+    """How a call is served: for how long it is waited for, whether the client is asked, what is done when it is left.
 
     `kept`: a process that comes later goes on with it. `carried` is told the call as which it is carried out.
     """
 
     within_s: float
     kept: bool = False
+    ask: Ask | None = None
     carried: Callable[[Asked], Awaitable[object]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A background process that has ended, as facts with what to call next; `well` if it ended with exit code 0."""
+
+    facts: dict[str, Any]
+    well: bool = False
 
 
 class UnknownTask(Exception):
@@ -51,6 +81,7 @@ class Task:
     """A call that was answered before its end, as it is now; `said` says it to a person.
 
     Once it is `completed`, `answer` is what the call would have answered; `error` is the protocol's, of a `failed` one.
+    While it waits for a decision that the client may make, `question` is put to it.
     """
 
     id: str
@@ -61,17 +92,23 @@ class Task:
     kept_s: float
     answer: Answer | None = None
     error: dict[str, Any] | None = None
+    question: Question | None = None
 
 
 class Talk(Protocol):
     """One connection of a client."""
 
-    async def call(self, asked: Asked) -> Answer:
-        """Carry out one call.
+    async def call(self, asked: Asked, ask: Ask | None = None) -> Answer:
+        """Carry out one call; with `ask`, the client may decide about it, beside all others who may.
 
         Raises:
             UnknownTool: No tool has this name.
+            Unanswered: As `ask` does.
         """
+        ...
+
+    async def answer(self, client: str, key: str, reply: Reply | None) -> str:
+        """Take what the client says to a `Question`. Returns why it counts for nothing, or ""."""
         ...
 
     async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
@@ -108,6 +145,10 @@ class Talk(Protocol):
 
     def grows(self, client: str, session_id: str) -> AsyncIterator[None]:
         """Whenever a session of the client's conversation has printed more, and at its end, after which it is over."""
+        ...
+
+    def ends(self, client: str) -> AsyncGenerator[Ended]:
+        """The background processes of the client's conversation that end from now on; of too many at once the count."""
         ...
 
     async def close(self) -> None:

@@ -32,11 +32,15 @@ from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How long a request for approval waits for a person, and how many may; how long a task is kept."""
+    """How long a request for approval waits for a person, and how many may; how long a task is kept.
+
+    `elicits`: whether requests are put to clients too.
+    """
 
     approval_ttl_s: float
     pending: int
     kept_s: float
+    elicits: bool = False
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

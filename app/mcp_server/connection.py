@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Collection, Generator
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import ValidationError
@@ -28,8 +29,8 @@ from shellback.exec.core.threads import cancelled
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.log import about
-from shellback.mcp_server import progress, requests
-from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTool, Way
+from shellback.mcp_server import asking, progress, requests
+from shellback.mcp_server.answer import Answer, Ask, Asked, Ended, Reply, Task, UnknownTool, Way
 from shellback.mcp_server.listing import group_of
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
@@ -85,25 +86,35 @@ class Connection:
     """Where each works, also if it was deleted meanwhile and begins again."""
     _leaving: set[asyncio.Task[Any]] = field(init=False, default_factory=set[asyncio.Task[Any]])
 
-    async def call(self, asked: Asked, way: Way | None = None) -> Answer:
+    async def call(self, asked: Asked, ask: Ask | None = None, *, way: Way | None = None) -> Answer:
         """See `Talk.call`. Answers within 45 s; what was started goes on, and a request for approval stays."""
-        way = way or Way(within_s=WITHIN_S)
+        way = way or Way(within_s=WITHIN_S, ask=ask)
         until = asyncio.get_running_loop().time() + way.within_s
         if (refused := _too_long(asked)) is not None:
             return refused
         name = self._name(asked.client)
         with self._serves(name, asked):
-            joined = await self.calls.database.read(requests.joined, call_key(self.origin(name, asked)))
+            joined, turn_id = await self.calls.database.read(requests.before, asked, partial(self.origin, name))
             if joined is not None:
                 asked = replace(asked, id=joined)
                 if way.carried is not None:
                     await way.carried(asked)
             with self._serves(name, asked):
+                if turn_id is not None and turn_id != self.turn_id and await self.calls.over_of({turn_id}):
+                    goes_on = session_id(self.origin(name, asked))
+                    await self.calls.database.write(requests.taken_over, goes_on, turn_id, self.turn_id)
                 return await self._call(name, asked, until, way)
 
     async def begin(self, asked: Asked, after_s: float) -> Answer | Task:
         """See `Talk.begin`."""
         return _too_long(asked) or await self.calls.tasks.begin(self, asked, after_s)
+
+    async def answer(self, client: str, key: str, reply: Reply | None) -> str:
+        """See `Talk.answer`."""
+        calls, name = self.calls, self._name(client)
+        if not calls.bounds.elicits:
+            return "[MCP_ELICITATION is off here: answers of clients count for nothing.]"
+        return await asyncio.to_thread(asking.answered, calls.database, calls.enqueuer, name, client, key, reply)
 
     async def task(self, client: str, task_id: str) -> Task:
         """See `Talk.task`."""
@@ -126,6 +137,10 @@ class Connection:
     def grows(self, client: str, session_id: str) -> AsyncGenerator[None]:
         """See `Talk.grows`."""
         return progress.grows(self.calls.engine, self._name(client), session_id)
+
+    def ends(self, client: str) -> AsyncGenerator[Ended]:
+        """See `Talk.ends`."""
+        return progress.ends(self.calls.engine, self._name(client))
 
     async def opened(self, client: str) -> str:
         """The conversation of a client; it exists, and what others left in it is settled.
@@ -219,13 +234,36 @@ class Connection:
         with self._serves(conversation, same):
             if way.carried is not None:
                 await way.carried(same)
-            request = await self._decided(request, until)
+            request, told = await self._offered(request, until, asked.client, way.ask)
             if request.state == "pending":
-                return _waits(request)
-            if request.state not in {"approved", "used"}:
+                answer = _waits(request)
+            elif request.state not in {"approved", "used"}:
                 await self.calls.database.write(requests.told, request)
-                return _failed(refusal(request), approval=request.id, approval_state=request.state)
-            return await self._run(conversation, same, Approval(request.id, request.digest), until, way)
+                answer = _failed(refusal(request), approval=request.id, approval_state=request.state)
+            else:
+                answer = await self._run(conversation, same, Approval(request.id, request.digest), until, way)
+            return replace(answer, texts=[*answer.texts, *told])
+
+    async def _offered(
+        self, request: Request, until: float, client: str, ask: Ask | None
+    ) -> tuple[Request, Sequence[str]]:
+        """The request when it is decided, by the client too if `ask` may ask it; and what the client is told of it."""
+        question = asking.question(request) if ask is not None and self.calls.bounds.elicits else None
+        if ask is None or question is None:
+            return await self._decided(request, until), ()
+        replying = asyncio.ensure_future(ask(question))
+        deciding = asyncio.ensure_future(self._decided(request, until))
+        try:
+            await asyncio.wait({replying, deciding}, return_when=asyncio.FIRST_COMPLETED)
+            told = ""
+            if replying.done():
+                told = await self.answer(client, question.key, replying.result())
+            request = await deciding
+            if not told and request.decided_by not in {None, f"mcp:{client}"}:
+                told = f"[Approval request {request.id} was {request.state} by {request.decided_by} meanwhile.]"
+            return request, [told] if told else ()
+        finally:
+            await cancelled([replying, deciding])
 
     async def _decided(self, request: Request, until: float) -> Request:
         """The request when it is decided, or at the latest then."""

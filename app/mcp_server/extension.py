@@ -21,11 +21,13 @@ from mcp_types import (
     Notification,
     RequestParams,
 )
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from shellback.mcp_server import eliciting
 from shellback.mcp_server.answer import Answer, Talk, Task, UnknownTask
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
+TOLD: Final = "shellback/told"
+"""The name in `_meta` under which a client is told which of its answers count for nothing."""
 POLL_MS: Final = 1000
 """How often a client is told to ask."""
 Context = ServerRequestContext[Any, Any]
@@ -35,20 +37,20 @@ class TaskParams(RequestParams):
     """The parameters of `tasks/get`, `tasks/cancel` and, with more, `tasks/update`."""
 
     task_id: str
+    input_responses: dict[str, Any] | None = None
 
 
 def declares(ctx: Context) -> bool:
     """Whether the client of this request knows tasks. The older protocols cannot carry one."""
     found: ClientCapabilities | None = ctx.session.client_capabilities
-    modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-    return modern and found is not None and EXTENSION in (found.extensions or {})
+    return eliciting.modern(ctx) and found is not None and EXTENSION in (found.extensions or {})
 
 
-def said_of(task: Task) -> dict[str, Any]:
+def said_of(task: Task, ctx: Context) -> dict[str, Any]:
     """The state of a task, without its result."""
     return {
         "taskId": task.id,
-        "status": task.state,
+        "status": "input_required" if _asks(task, ctx) else task.state,
         "statusMessage": task.said,
         "createdAt": _iso(task.created_at),
         "lastUpdatedAt": _iso(task.updated_at),
@@ -57,9 +59,13 @@ def said_of(task: Task) -> dict[str, Any]:
     }
 
 
-def created(task: Task) -> dict[str, Any]:
+def created(task: Task, ctx: Context) -> dict[str, Any]:
     """The answer to a call that is a task."""
-    return {"resultType": "task", **said_of(task)}
+    return {"resultType": "task", **said_of(task, ctx)}
+
+
+def _asks(task: Task, ctx: Context) -> bool:
+    return task.question is not None and eliciting.declares(ctx)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,15 @@ class TaskHandlers:
         """A task with its result."""
         with self.errors(ctx, params.task_id):
             task = await (await self.talk()).task(self.client(ctx), params.task_id)
-            return {"resultType": "complete", **self.whole(task)}
+            return {"resultType": "complete", **self.whole(task, ctx)}
 
     async def update(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
-        """Acknowledge answers of the client: no question is open, and answers without one count for nothing."""
+        """Take answers of the client. It is told which of them count for nothing, by a text in `_meta`."""
         with self.errors(ctx, params.task_id):
-            await (await self.talk()).task(self.client(ctx), params.task_id)
-            return {"resultType": "complete"}
+            talk = await self.talk()
+            await talk.task(self.client(ctx), params.task_id)
+            told = await eliciting.heard(talk, self.client(ctx), params.input_responses or {})
+            return {"resultType": "complete", **({"_meta": {TOLD: " ".join(told)}} if told else {})}
 
     async def cancel(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         """Cancel a task; one that has ended stays as it is."""
@@ -95,12 +103,14 @@ class TaskHandlers:
             await (await self.talk()).cancel(self.client(ctx), params.task_id)
             return {"resultType": "complete"}
 
-    def whole(self, task: Task) -> dict[str, Any]:
-        """A task with its result."""
+    def whole(self, task: Task, ctx: Context) -> dict[str, Any]:
+        """A task with its result, or with what it asks the client."""
         more: dict[str, Any] = {}
         if task.answer is not None:
             more = {"result": self.shown(task.answer).model_dump(by_alias=True, mode="json", exclude_none=True)}
-        return {**said_of(task), **more, **({} if task.error is None else {"error": task.error})}
+        if task.question is not None and _asks(task, ctx):
+            more = eliciting.wanted(task.question)
+        return {**said_of(task, ctx), **more, **({} if task.error is None else {"error": task.error})}
 
     @contextlib.contextmanager
     def errors(self, ctx: Context, named: str | None = None) -> Generator[None]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import CallToolRequestParams, CallToolResult, TextContent
+from mcp_types import CallToolRequestParams, CallToolResult, InputRequiredResult, TextContent
 from starlette.types import Receive, Scope, Send
 
 from shellback.exec.core.threads import cancelled
@@ -56,7 +56,9 @@ class _Bounded(Handlers):
     digest: str
     most: int
 
-    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | dict[str, Any]:
+    async def call(
+        self, ctx: Context, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult | dict[str, Any]:
         if self.open[self.digest] >= self.most:
             said = (
                 f"{self.most} calls with this token are being carried out, so nothing was done: repeat this one when "

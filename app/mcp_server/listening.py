@@ -22,6 +22,7 @@ from mcp_types import (
 
 from shellback.exec.core.threads import cancelled
 from shellback.mcp_server.answer import Talk, UnknownTask
+from shellback.mcp_server.ends import Ends
 from shellback.mcp_server.extension import TaskHandlers, TaskNotification
 from shellback.mcp_server.resources import session_in
 
@@ -36,6 +37,7 @@ class Listening:
     """Answers `subscriptions/listen`."""
 
     of_tasks: TaskHandlers
+    of_ends: Ends
 
     def serve(self, server: Server[Any]) -> None:
         """Have the server offer the streams."""
@@ -65,19 +67,20 @@ class Listening:
         streams: list[Coroutine[Any, Any, object]] = [self._growing(ctx, talk, uri, meta) for uri in uris]
         if tasks:
             streams.append(self._changing(ctx, talk, tasks, meta))
-        if asked.tools_list_changed:
-            streams.append(asyncio.Event().wait())  # they never change, which a stream that ends would not say
-        running = [asyncio.ensure_future(stream) for stream in streams]
-        try:
-            await asyncio.gather(*running)
-        finally:
-            await cancelled(running)
+        async with self.of_ends.telling(ctx) as endless:
+            if asked.tools_list_changed or endless:
+                streams.append(asyncio.Event().wait())  # tools never change, which a stream that ends would not say
+            running = [asyncio.ensure_future(stream) for stream in streams]
+            try:
+                await asyncio.gather(*running)
+            finally:
+                await cancelled(running)
         return SubscriptionsListenResult(_meta=meta)
 
     async def _changing(self, ctx: Context, talk: Talk, tasks: list[str], meta: dict[str, Any]) -> None:
         with self.of_tasks.errors(ctx):
             async for task in talk.changes(self.of_tasks.client(ctx), tasks):
-                change = TaskNotification(params={**self.of_tasks.whole(task), "_meta": meta})
+                change = TaskNotification(params={**self.of_tasks.whole(task, ctx), "_meta": meta})
                 await ctx.session.send_notification(cast("Any", change), ctx.request_id)
 
     async def _growing(self, ctx: Context, talk: Talk, uri: str, meta: dict[str, Any]) -> None:

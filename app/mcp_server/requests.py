@@ -9,13 +9,19 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from shellback.exec.core.identity import call_key, session_id
+from shellback.exec.core.model import CallOrigin
+from shellback.mcp_server.answer import Asked
 from shellback.storage.rows import change_some, put
-from shellback.storage.tables import approvals, joined_calls
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import approvals, joined_calls, sessions
 from shellback.work.approvals import asking
 from shellback.work.approvals.approvals import Request, decide
 from shellback.work.approvals.asking import Proposed
@@ -27,6 +33,9 @@ from shellback.work.queue.mailbox import Workspace
 from shellback.work.queue.queues import Enqueuer
 
 _STRANGE: Final = re.compile(r"[^A-Za-z0-9_-]+")
+USED: Final = "nothing was done: this key was used for another call. Give each new call a key of its own"
+_VERBATIM: Final = ("execute", "execute_pty")
+"""Tools whose sessions have the command as it was given."""
 _REFUSED: Final = ("denied", "expired", "superseded")
 
 
@@ -103,13 +112,39 @@ def asked(
     return Request(**conn.execute(ours).mappings().one())
 
 
-def joined(conn: sa.Connection, call_key: str) -> str | None:
-    """The id of the call as which this one is carried out, if it has joined the request of that one.
+class Before(NamedTuple):
+    """What is known of a call before it is carried out: the id as which it is, and whose its live session is."""
+
+    joined: str | None = None
+    turn_id: str | None = None
+
+
+def before(conn: sa.Connection, call: Asked, origin: Callable[[Asked], CallOrigin]) -> Before:
+    """What is known of a call: `joined` if it has joined the request of an identical one and is carried out as that.
 
     Also after it has run: the repeat of either has its result. None of a request that came to nothing.
+
+    Raises:
+        InvalidRequest: The call of this key was another one.
     """
-    found = conn.execute(_joined(call_key).with_only_columns(approvals.c.tool_call_id))
-    return found.scalar_one_or_none()
+    joined = _joined(call_key(origin(call))).with_only_columns(approvals.c.tool_call_id)
+    found = conn.execute(joined).scalar_one_or_none()
+    theirs = origin(call if found is None else replace(call, id=found))
+    request = sa.select(approvals.c.tool_name, approvals.c.args).where(approvals.c.call_key == call_key(theirs))
+    session = sa.select(sessions.c.command, sessions.c.turn_id, sessions.c.state)
+    asked_for = conn.execute(request).one_or_none() if found is None else None
+    started = conn.execute(session.where(sessions.c.id == session_id(theirs))).one_or_none()
+    command = call.args.get("command") if call.tool in _VERBATIM else None
+    if (asked_for is not None and tuple(asked_for) != (call.tool, call.args)) or (
+        started is not None and started.command != command and call.tool in _VERBATIM
+    ):
+        raise InvalidRequest(USED)
+    return Before(found, started.turn_id if started is not None and started.state in LIVE else None)
+
+
+def taken_over(conn: sa.Connection, session_id: str, turn_id: str, by: str) -> None:
+    """Note that a session is that of the connection `by`, which goes on with its call: others do not settle it."""
+    change_some(conn, sessions, sessions.c.id == session_id, sessions.c.turn_id == turn_id, turn_id=by)
 
 
 def _joined(call_key: str) -> sa.Select[Any]:

@@ -9,7 +9,8 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -23,6 +24,7 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    InputRequiredResult,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -30,8 +32,9 @@ from mcp_types import (
 )
 
 from shellback.exec.core.threads import cancelled
-from shellback.mcp_server import listing
-from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, UnknownTool
+from shellback.mcp_server import eliciting, listing
+from shellback.mcp_server.answer import Answer, Asked, Hands, Talk, Task, Unanswered, UnknownTool
+from shellback.mcp_server.ends import Ends
 from shellback.mcp_server.extension import TaskHandlers, created, declares
 from shellback.mcp_server.front import Loaded, Offer
 from shellback.mcp_server.listening import Listening
@@ -61,9 +64,12 @@ _INSTRUCTIONS: Final = (
 
 async def served(offer: Offer, loaded: Loaded, lines: Any, out: Any) -> None:
     """Speak the protocol until the client is gone."""
-    server = speaking(Handlers(offer, loaded))
-    async with stdio_server(lines, out) as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    server = speaking(handlers := Handlers(offer, loaded))
+    try:
+        async with stdio_server(lines, out) as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+    finally:
+        await handlers.ends.close()
 
 
 def speaking(handlers: Handlers) -> Server[Any]:
@@ -79,7 +85,8 @@ def speaking(handlers: Handlers) -> Server[Any]:
     server.add_request_handler("tools/call", CallToolRequestParams, handlers.call)
     of_tasks = TaskHandlers(handlers.talk, client_of, _result, offer.worded)
     of_tasks.serve(server)
-    Listening(of_tasks).serve(server)
+    Listening(of_tasks, handlers.ends).serve(server)
+    handlers.ends.serve(server)
     Resources(handlers.talk, client_of, "" if offer.gate else GATE).serve(server)
     return server
 
@@ -87,7 +94,7 @@ def speaking(handlers: Handlers) -> Server[Any]:
 Context = ServerRequestContext[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Handlers:
     """Answers the requests of a connection that are about tools; `name` is that of `Hands.connected`."""
 
@@ -112,16 +119,27 @@ class Handlers:
         """This connection, once the engine runs."""
         return self._talk(await self.loaded.hands())
 
-    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | dict[str, Any]:
+    async def call(
+        self, ctx: Context, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult | dict[str, Any]:
         """Carry out a call; errors with a known cause are failed results."""
         if not self.offer.gate:
             return _result(Answer([GATE], failed=True))
         asked = _asked(ctx, params)
         try:
             talk = await self.talk()
-            async with telling(ctx, talk, asked):
-                done = await (talk.begin(asked, self.offer.task_after_s) if declares(ctx) else talk.call(asked))
-            return created(done) if isinstance(done, Task) else _result(done)
+            replies = params.input_responses or {}
+            told = await eliciting.heard(talk, asked.client, replies)
+            async with telling(ctx, talk, asked), self.ends.telling(ctx):
+                if declares(ctx):
+                    done = await talk.begin(asked, self.offer.task_after_s)
+                else:
+                    done = await talk.call(asked, eliciting.asking(ctx, replies))
+            if isinstance(done, Task):
+                return created(done, ctx)
+            return _result(replace(done, texts=[*done.texts, *told]))
+        except Unanswered as unanswered:
+            return eliciting.required(unanswered.question)
         except UnknownTool:
             raise MCPError(INVALID_PARAMS, f"unknown tool {params.name!r}: tools/list names those there are") from None
         except Exception as error:
@@ -131,8 +149,16 @@ class Handlers:
                 text = f"a fault of the server ({type(error).__name__}); its log on standard error says more"
             return _result(Answer([text], failed=True))
 
+    @cached_property
+    def ends(self) -> Ends:
+        """What tells the clients of this connection which processes end."""
+        return Ends(
+            self.talk, client_of, lambda ctx: "" if ctx.request is None else ctx.request.headers.get(SESSION, "")
+        )
+
     async def close(self) -> None:
         """Close the connection; calls that are made after this open it anew."""
+        await self.ends.close()
         await (await self.talk()).close()
 
     def _talk(self, hands: Hands) -> Talk:

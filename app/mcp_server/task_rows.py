@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from shellback.storage.rows import change_some, insert_new
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, sessions, tasks
+from shellback.work.approvals.approvals import Request
 
 State = Literal["working", "completed", "failed", "cancelled"]
 WORKING: Final = "working"
@@ -38,7 +39,7 @@ class Row:
 class Around(NamedTuple):
     """What belongs to a task: the request that waits for a person, and whether its session lives."""
 
-    request: str | None
+    request: Request | None
     lives: bool
 
 
@@ -90,9 +91,10 @@ def ended(conn: sa.Connection, task_id: str, state: State, result: dict[str, Any
 
 def around(conn: sa.Connection, call_key: str, session_id: str) -> Around:
     """The pending request of a call, and whether the session that it started lives."""
-    request = sa.select(approvals.c.id).where(approvals.c.call_key == call_key, approvals.c.state == "pending")
+    pending = sa.select(approvals).where(approvals.c.call_key == call_key, approvals.c.state == "pending")
     lives = sa.exists().where(sessions.c.id == session_id, sessions.c.state.in_(LIVE))
-    return Around(conn.execute(request).scalar_one_or_none(), bool(conn.execute(sa.select(lives)).scalar_one()))
+    row = conn.execute(pending).mappings().one_or_none()
+    return Around(None if row is None else Request(**row), bool(conn.execute(sa.select(lives)).scalar_one()))
 
 
 def _read(conn: sa.Connection, *which: sa.ColumnElement[bool]) -> list[Row]:

@@ -23,7 +23,7 @@ from shellback.exec.core.threads import cancelled
 from shellback.exec.core.waits import Ring
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.wire.crashpoints import reach
-from shellback.mcp_server import requests, task_rows
+from shellback.mcp_server import asking, requests, task_rows
 from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTask, UnknownTool, Way
 from shellback.mcp_server.listing import group_of
 from shellback.mcp_server.task_rows import MOST, WORKING, Row
@@ -184,7 +184,7 @@ class Tasks:
                 await self.calls.database.write(task_rows.moved, task_id, of.turn_id, same.id)
 
         run.way.carried = carried
-        run.call = asyncio.get_running_loop().create_task(of.call(asked, run.way))
+        run.call = asyncio.get_running_loop().create_task(of.call(asked, way=run.way))
         run.call.add_done_callback(lambda _: self._done(task_id, run))
         self._runs[task_id] = run
         return run
@@ -284,13 +284,15 @@ class Tasks:
     async def _shown(self, of: Connection, row: Row) -> Task:
         origin = of.origin(row.conversation_id, _asked(row))
         session = session_id(origin)
-        request, lives = await self.calls.database.read(task_rows.around, call_key(origin), session)
+        pending, lives = await self.calls.database.read(task_rows.around, call_key(origin), session)
         result = row.result or {}
         answer = Answer(**result) if row.state == "completed" else None
+        question = None
         if row.state == WORKING and not self.calls.gate:
             said = f"{GATED}; its process goes on as session {session}" if lives else GATED
-        elif row.state == WORKING and request is not None:
-            said = f"waits for a person: shellback approvals approve {request}, or deny"
+        elif row.state == WORKING and pending is not None:
+            said = f"waits for a person: shellback approvals approve {pending.id}, or deny"
+            question = asking.question(pending) if self.calls.bounds.elicits else None
         elif row.state == "cancelled":
             said = f"cancelled; its process goes on as session {session}" if lives else "cancelled"
         elif row.state == WORKING:
@@ -300,6 +302,7 @@ class Tasks:
         return Task(
             id=row.id, state=row.state, said=said, created_at=row.created_at, updated_at=row.updated_at,
             kept_s=self.kept_s, answer=answer, error=result if row.state == "failed" else None,
+            question=question,
         )  # fmt: skip
 
 
@@ -309,9 +312,7 @@ def _asked(row: Row) -> Asked:
 
 def _same(before: Asked, asked: Asked) -> None:
     if (before.tool, before.args) != (asked.tool, asked.args):
-        raise InvalidRequest(
-            "nothing was done: this key was used for another call. Give each new call a key of its own"
-        )
+        raise InvalidRequest(requests.USED)
 
 
 def _result(call: asyncio.Task[Answer], tool: str) -> tuple[task_rows.State, dict[str, Any]]:

@@ -109,12 +109,13 @@ class Application:
         path, headers = scope["path"], Headers(scope=scope)
         mount = next((one for one in self._mounts if f"{path}/".startswith(f"{one.path}/")), None)
         if path == HEALTH:
-            await JSONResponse({"status": "ok"})(scope, receive, send)
+            await _closing(JSONResponse({"status": "ok"}))(scope, receive, send)
         elif (foreign := self._foreign(headers)) is not None:
-            await foreign(scope, receive, send)
+            await _closing(foreign)(scope, receive, send)
         elif mount is None:
             there = ", ".join(one.path for one in self._mounts)
-            await refusal(404, "nothing is at this path", f"the paths are {there}")(scope, receive, send)
+            nothing = refusal(404, "nothing is at this path", f"the paths are {there}")
+            await _closing(nothing)(scope, receive, send)
         else:
             await self._to(mount, headers, scope, receive, send)
 
@@ -131,7 +132,7 @@ class Application:
     async def _to(self, mount: Mount, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         said = headers.get("authorization", "")
         if said[: len(_SCHEME)].lower() != _SCHEME:
-            await _unauthorised(None)(scope, receive, send)
+            await _closing(_unauthorised(None))(scope, receive, send)
             return
         with self._access.used(digest_of(said[len(_SCHEME) :].strip())) as use:
             try:
@@ -143,7 +144,7 @@ class Application:
                 return
             if token is None or token.state != "active":
                 why = "the token is not known" if token is None else f"the token is {token.state}"
-                await _unauthorised(why)(scope, receive, send)
+                await _closing(_unauthorised(why))(scope, receive, send)
                 return
             if token.kind != mount.kind:
                 await self._of_another_kind(mount, token)(scope, receive, send)
@@ -181,6 +182,12 @@ class Application:
         finally:
             self._calls[token.digest] -= 1
             self._calls += Counter()  # without those at zero
+
+
+def _closing(answer: Response) -> Response:
+    """An answer without a token in force, after which the connection is closed: nobody holds one without a token."""
+    answer.headers["connection"] = "close"
+    return answer
 
 
 def _unauthorised(why: str | None) -> Response:

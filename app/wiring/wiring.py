@@ -407,6 +407,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 approval_ttl_s=settings.approval_ttl,
                 pending=settings.pending_approvals,
                 kept_s=settings.retain_days * 86400.0,
+                elicits=settings.mcp_elicitation == "on",
             ),
             gate=settings.enable_execute,
             outbox=outbox,

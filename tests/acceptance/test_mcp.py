@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from mcp import MCPError
-from mcp.types import TextResourceContents
+from mcp.types import (
+    EmptyResult,
+    LoggingMessageNotificationParams,
+    SetLevelRequest,
+    SetLevelRequestParams,
+    TextResourceContents,
+)
 
 from shellback.exec.core.model import SessionState
 from shellback.exec.tools.registry import tools
@@ -160,6 +166,27 @@ async def test_bad_input_is_an_error_with_its_cause_and_the_connection_goes_on(o
         result = await one.call("process_list")
         assert result.is_error
         assert "no connection to postgresql" in text_of(result)
+
+
+async def test_a_client_that_has_set_a_level_is_told_of_ends(on: Stage) -> None:
+    heard = asyncio.Queue[LoggingMessageNotificationParams]()
+    async with client(on, TRUST_CLASSIFIER="true", hears=heard.put) as one:
+        request = SetLevelRequest(params=SetLevelRequestParams(level="warning"))
+        for _ in range(2):  # the second one replaces the first
+            await one.session.send_request(request, EmptyResult)
+        sessions = [
+            known(await one.call("execute", command=command, background=True))["session_id"]
+            for command in ("true", "false")
+        ]
+        await one.call("process_wait", session_ids=sessions, mode="all")
+        told = await asyncio.wait_for(heard.get(), 30)
+        assert (told.level, told.logger) == ("warning", "shellback")
+        assert told.data == {
+            "session_id": sessions[1], "state": "exited", "exit_code": 1,
+            "next": f"process_log with {sessions[1]} shows its output",
+        }  # fmt: skip
+        assert heard.empty()
+        assert "Traceback" not in one.log
 
 
 def test_without_a_client_and_with_wrong_options_it_says_so(on: Stage) -> None:

@@ -17,7 +17,7 @@ from tests.serving import served, token
 from tests.stage import Stage, stage
 
 WITHIN_S: Final = 120.0
-_NO_INPUT: Final = "a task never asks its client"
+_NO_INPUT: Final = "elicitation is off, so a task asks no client"
 _TEST_TOOL: Final = "wants a tool that a server has for this test alone"
 SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
     "server-initialize": {},
@@ -30,6 +30,7 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
         "sep-2575-server-sends-tools-list-changed-on-subscription": "the tools of a server never change",
     },
     "ping": {},
+    "logging-set-level": {},
     "tools-list": {},
     "resources-list": {},
     "sep-2164-resource-not-found": {},
@@ -50,8 +51,9 @@ SCENARIOS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The scenarios of the server that can be run, each with the checks in it that do not apply, and why.
 
-Left out are those wholly about what is not offered (prompts, sampling, elicitation, logging, completion), about
-tools that a server is to have for the test alone, or about what the bridge changes (`dns-rebinding-protection`).
+Left out are those wholly about what is not offered (prompts, sampling, completion), about what is off by default
+(elicitation), about tools that a server is to have for the test alone, or about what the bridge changes
+(`dns-rebinding-protection`).
 """
 
 

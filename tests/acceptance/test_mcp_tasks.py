@@ -144,7 +144,11 @@ async def test_a_long_call_of_a_client_that_knows_tasks_is_one_and_of_another_is
         now = await one.task(made["taskId"])
         assert (now["resultType"], now["status"]) == ("complete", "working")
         assert await one.ask("tasks/update", {"taskId": made["taskId"], "inputResponses": {"no": {}}}) == {
-            "resultType": "complete", "_meta": now["_meta"],
+            "resultType": "complete",
+            "_meta": {
+                **now["_meta"],
+                "shellback/told": "[MCP_ELICITATION is off here: answers of clients count for nothing.]",
+            },
         }  # fmt: skip
         end = asyncio.create_task(one.ended(made["taskId"]))
         (on.workspace / "go").touch()
@@ -261,6 +265,48 @@ async def test_while_a_call_waits_its_client_hears_the_last_line_and_listens_to_
             with pytest.raises(WireError) as found:
                 await one.ask("resources/read", {"uri": unknown})
             assert found.value.code == -32602
+
+
+async def test_a_request_that_names_a_level_is_told_of_ends_on_its_own_stream(on: Stage) -> None:
+    on.environ["TRUST_CLASSIFIER"] = "true"
+    async with wire(on, "--task-after", "10") as one:
+        level = {"_meta": {"io.modelcontextprotocol/logLevel": "info"}}
+        stream = one.ask("subscriptions/listen", {"notifications": {}, **level})
+        await one.arrived()
+        made = await one.call("execute", command="true", background=True)
+        session = made["structuredContent"]["session_id"]
+        await one.call("process_wait", session_ids=[session])
+        (told,) = [message for message in one.told if message["method"] == "notifications/message"]
+        assert (told["params"]["level"], told["params"]["data"]["session_id"]) == ("info", session)
+        assert not stream.done()
+        await one.close()
+        with pytest.raises(EOFError):
+            await stream
+
+
+async def test_a_task_that_waits_asks_a_client_that_can_ask_its_user(on: Stage) -> None:
+    capabilities = {"extensions": {TASKS: {}}, "elicitation": {}}
+    can: dict[str, Any] = {"_meta": {"io.modelcontextprotocol/clientCapabilities": capabilities}}
+    on.environ["MCP_ELICITATION"] = "on"
+    async with wire(on, "--task-after", "0") as one:
+        call = {"name": "write_file", "arguments": {"path": "made", "content": "x"}}
+        made = await one.ask("tools/call", {**call, **can})
+        await asyncio.to_thread(on.until, "a request", on.requests)
+        assert (await one.task(made["taskId"]))["status"] == "working", "this request declares no elicitation"
+        asking = await one.ask("tasks/get", {"taskId": made["taskId"], **can})
+        assert asking["status"] == "input_required"
+        ((key, request),) = asking["inputRequests"].items()
+        assert request["method"] == "elicitation/create"
+        assert "    digest: " in request["params"]["message"]
+        answer: dict[str, Any] = {"taskId": made["taskId"], "inputResponses": {key: {"action": "accept"}}}
+        for nonsense in ({"action": "perhaps"}, {}, [], "accept", None):
+            told = await one.ask("tasks/update", {**answer, "inputResponses": {key: nonsense}})
+            assert "it is no answer" in told["_meta"]["shellback/told"]
+        assert "shellback/told" not in (await one.ask("tasks/update", answer))["_meta"]
+        assert not (await one.ended(made["taskId"]))["result"]["isError"]
+        again = await one.ask("tasks/update", answer)
+        assert "already by mcp:wire" in again["_meta"]["shellback/told"]
+    assert (on.workspace / "made").read_text() == "x"
 
 
 class Made(Result):

@@ -205,7 +205,6 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
     "network": [[], ["--json"], ["--suggest"]],
-    "workspaces add": [[HOSTILE, "/none"], ["x", HOSTILE], ["x", f"/none/{HOSTILE}", "--make"]],
     "workspaces add": [
         [HOSTILE, "/none"],
         ["x", HOSTILE],

@@ -24,9 +24,10 @@ from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.threads import CHECK_S, FileThreads, checking
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.literal import secrets_in
 from shellback.exec.policy.classify.model import Judgement, Segment, Surroundings, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Unparsable
-from shellback.exec.policy.policy import TABLE, Asked, Verdict, Withheld
+from shellback.exec.policy.policy import SECRETS, TABLE, Asked, Verdict, Withheld
 from shellback.exec.policy.rules.carriers import SHELLS, name_of
 from shellback.exec.policy.rules.denials import denial
 from shellback.exec.policy.rules.enforced import any_outside, outside
@@ -228,6 +229,14 @@ class Judge:
         return replace(said, decision="allow", reason=why, by="standing approval", approval_id=approval_id)
 
     def _of_files(self, asked: Asked, rules: Rules) -> Verdict:
+        said = self._held_against(asked, rules)
+        if said.decision != "ask":
+            return said
+        below = [str(one) for one in self.secret.listed if any(one.is_relative_to(path) for path in asked.files)]
+        named = [str(path) for path in asked.files if self.secret(path)]
+        return _with_secrets(said, sorted({*named, *below}))
+
+    def _held_against(self, asked: Asked, rules: Rules) -> Verdict:
         line = shlex.join(asked.words)
         secrets = [str(path) for path in asked.files if self.secret(path)]
         reads = not asked.act.asks
@@ -272,6 +281,14 @@ class Judge:
 
     def _of_command(self, asked: Asked, spec: CommandSpec, rules: Rules) -> Verdict:
         around = self.surroundings(asked, Path(spec.cwd), rules.tiers.allowed_paths)
+        said = self._judged(asked, spec, rules, around)
+        if said.decision != "ask":
+            return said
+        # A program outside a sandbox, and text that is not in the line, may read whatever it likes.
+        known = self.sandboxed and not (spec.stdin or spec.env or spec.kind)
+        return _with_secrets(said, secrets_in(spec.command, around) if known else None)
+
+    def _judged(self, asked: Asked, spec: CommandSpec, rules: Rules, around: Surroundings) -> Verdict:
         judgement = judged(spec.command, around)
         shown = shown_of(judgement)
         if judgement.verdict == "deny":
@@ -323,6 +340,11 @@ class Judge:
         if self.keys.trust_classifier:
             return Verdict(decision="allow", reason=judgement.reason, by=TRUSTED, shown=shown)
         return None
+
+
+def _with_secrets(said: Verdict, paths: list[str] | None) -> Verdict:
+    """The question with the secrets that the call names; None if it is not known whether it names any."""
+    return replace(said, shown={**said.shown, SECRETS: paths})
 
 
 def _named_by(hit: Hit) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.exec.core.display import request_lines
+from shellback.exec.policy.policy import SECRETS
 from shellback.storage.db import Database
 from shellback.storage.rows import change, given
 from shellback.storage.tables import approvals, conversations, turns
@@ -31,6 +32,8 @@ from shellback.work.queue import mailbox, stream
 from shellback.work.queue.items import ItemType, Priority, epoch_item
 from shellback.work.queue.queues import Enqueuer
 
+CLIENT: Final = "elicitation"
+"""The surface of a decision that the program made which asks for the call, by itself or for the person at it."""
 Decision = Literal["approved", "denied", "expired", "superseded", "changed"]
 Scope = Literal["once", "session"]
 NOTE_CHARS: Final = 2_000
@@ -90,6 +93,16 @@ def why_not_for_session(request: Request) -> str | None:
     return None
 
 
+def why_not_by_client(request: Request) -> str | None:
+    """Why the client that asks for a call may not decide about it; None if it may. What is not on record counts."""
+    tiers = [request.display.get("tier"), *([request.display.get("session_tier")] if request.session_id else [])]
+    if not all(tier in {"read_only", "read_write"} for tier in tiers):
+        return f"its tier is {'admin' if 'admin' in tiers else 'not on record'}"
+    if request.display.get(SECRETS) != []:
+        return "it names a listed secret, or may reach one"
+    return None
+
+
 def get(conn: sa.Connection, request_id: str) -> Request:
     """The request whose id is or begins with `request_id`; UnknownApproval if no request matches, or more than one."""
     query = sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True))
@@ -137,7 +150,8 @@ def decide(  # noqa: PLR0913 - what a decision is
     conversation = mailbox.lock(conn, request.conversation_id)
     request = get(conn, request.id)
     if request.state != "pending":
-        raise ApprovalSettled(f"approval request {request.id} is {request.state} already; nothing was changed")
+        by = f" by {request.decided_by}" if request.decided_by else ""
+        raise ApprovalSettled(f"approval request {request.id} is {request.state} already{by}; nothing was changed")
     if digest is not None and digest != request.digest:
         raise ApprovalRefused(f"approval request {request.id} has changed since you saw it; look at it again")
     if digest is None and decision == "approved" and request.changed_by is not None:
@@ -146,6 +160,8 @@ def decide(  # noqa: PLR0913 - what a decision is
             f"{request.changed_by} changed approval request {request.id} after it was made; inspect it, then "
             f"approve it with --digest {request.digest}"
         )
+    if surface == CLIENT and (why := why_not_by_client(request)):
+        raise ApprovalRefused(f"approval request {request.id} is decided by a person, not by a client: {why}")
     if scope == "session" and (why := why_not_for_session(request)):
         raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
     now = time.time()

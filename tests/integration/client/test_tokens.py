@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ import sqlalchemy as sa
 
 from shellback.client import following
 from shellback.client.caller import Caller
-from shellback.client.local import Local
+from shellback.client.local import SHARE, THREADS, Local
+from shellback.client.operations import OPERATIONS, Asking
 from shellback.mcp_server import requests
 from shellback.storage import sessions
 from shellback.work.approvals.approvals import Request
@@ -60,6 +64,37 @@ async def test_a_token_allows_nothing_in_the_conversation_of_an_mcp_client_that_
     assert (await local.ask("approval", {"id": request.id}, TOKEN)).state == "pending"
     # A person on the host may.
     assert (await local.ask("approve", {"id": request.id}, Caller(by="ada"))).state == "approved"
+
+
+async def test_slow_writes_of_one_token_hold_back_no_write_of_another(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = asyncio.Semaphore(0), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(at: Asking, *, id: str, data: str) -> str:
+        if at.caller.by == TOKEN.by:
+            loop.call_soon_threadsafe(begun.release)
+            go_on.wait(30)
+        return f"{id} {data}"
+
+    monkeypatch.setitem(OPERATIONS, "write", replace(OPERATIONS["write"], function=write))
+    given = {"id": "x1", "data": "y"}
+    slow = [asyncio.create_task(local.ask("write", given, TOKEN)) for _ in range(3 * THREADS)]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(SHARE):
+                await begun.acquire()
+        # A client that gives up and asks again has no more threads by that.
+        for one in slow[:SHARE]:
+            one.cancel()
+        await asyncio.gather(*slow[:SHARE], return_exceptions=True)
+        async with asyncio.timeout(10):
+            for _ in range(2):
+                assert await local.ask("write", given, Caller(by="token:other", token=True)) == "x1 y"
+    finally:
+        go_on.set()
+    assert await asyncio.gather(*slow[SHARE:]) == ["x1 y"] * (3 * THREADS - SHARE)
 
 
 async def test_a_reader_that_does_not_read_on_has_one_page_read_for_it(

@@ -366,7 +366,7 @@ async def test_a_claim_that_was_never_started_is_settled_by_the_next_connection(
     row = on.rows(sa.select(sessions))[0]
     on.change(sa.insert(sessions).values({**dict(zip(sessions.c.keys(), row, strict=True)), **left}))
     async with connected(on) as calls:
-        await calls.call(asked("process_list", {}))
+        await calls.call(asked("process_list", {}, "9"))
         found = {str(one.id): one for one in on.sessions()}
         assert found["xleft"].state is SessionState.LOST
 
@@ -384,7 +384,7 @@ async def test_sessions_that_a_restored_state_directory_does_not_know_are_left_t
         sa.insert(sessions).values({**dict(zip(sessions.c.keys(), kept[0], strict=True)), "id": "xunknown0000000"})
     )
     async with connected(on) as calls:
-        await calls.call(asked("process_list", {}))
+        await calls.call(asked("process_list", {}, "9"))
         found = {str(one.id): one.state for one in on.sessions()}
     assert found[started.facts["session_id"]] is SessionState.RUNNING
     assert found["xunknown0000000"] is SessionState.RUNNING
@@ -395,7 +395,7 @@ async def test_the_conversation_of_an_agent_is_refused_and_that_of_a_client_is_f
     on.send("hello", "c1")
     async with connected(on, "c1") as calls:
         with pytest.raises(InvalidRequest, match="belongs to an agent"):
-            await calls.call(asked("process_list", {}))
+            await calls.call(asked("process_list", {}, "9"))
     names = list[str]()
     for client in ("a client", "a client", "b"):
         async with connected(on, None) as calls:
@@ -425,12 +425,52 @@ async def test_what_belongs_to_a_connection_that_lives_is_not_settled_by_another
         left = {"id": "xleft", "state": "claimed", "end": sa.null(), "ended_at": None, "created_at": 1.0}
         on.change(sa.insert(sessions).values({**row, **left, "delivery": "inline"}))
         async with connected(on) as two:
-            await two.call(asked("process_list", {}))
+            await two.call(asked("process_list", {}, "9"))
             found = {str(one.id): one for one in on.sessions()}["xleft"]
             assert (found.state, found.delivery) == (SessionState.CLAIMED, Delivery.INLINE)
     async with connected(on) as three:
-        await three.call(asked("process_list", {}))
+        await three.call(asked("process_list", {}, "9"))
         assert {str(one.id): one.state for one in on.sessions()}["xleft"] is SessionState.LOST
+
+
+async def test_a_call_that_a_second_server_goes_on_with_is_not_settled_by_a_third_one(on: Stage) -> None:
+    on.patience_s = 15.0
+    async with connected(on) as one, connected(on) as two, connected(on) as three:
+        first = asyncio.create_task(approved(on, one, asked("execute", WAITS)))
+        session = await asyncio.to_thread(on.session, "nonce")
+        # As after `kill -9` of the first one, long ago.
+        on.change(sa.update(sessions).values(turn_id="mcp-gone", created_at=1.0))
+        second = asyncio.create_task(two.call(asked("execute", WAITS)))
+        theirs = sa.select(sessions.c.id).where(sessions.c.turn_id == two.turn_id)
+        await asyncio.to_thread(on.until, "the second one has it", lambda: on.scalars(theirs))
+        await three.call(asked("process_list", {}, "3"))
+        assert on.scalars(sa.select(sessions.c.delivery)) == [Delivery.INLINE]
+        (on.workspace / "go").touch()
+        assert (await second).facts["session_id"] == session.id
+        assert not (await second).facts["handed_over"]
+        await first
+    assert nonces(on) == "nonce\n"
+
+
+async def test_a_key_that_was_used_and_has_its_result_names_no_other_call(on: Stage) -> None:
+    rule = Rule(effect="allow", match=Match(prefix=("true",)), owner="ann", saved=True)
+    await asyncio.to_thread(on.write, rules.add, [rule])
+    async with connected(on) as calls:
+        ran = [
+            (await approved(on, calls, asked("execute", {"command": "echo nonce >> nonce"}))),
+            await calls.call(asked("execute", {"command": "true"}, "2")),
+        ]
+        assert [answer.failed for answer in ran] == [False, False]
+        for other in (
+            asked("execute", {"command": "false"}),
+            asked("execute", {"command": "echo nonce >> nonce", "timeout": 5}),
+            asked("write_file", {"path": "a", "content": "b"}),
+            asked("execute", {"command": "true ; true"}, "2"),
+        ):
+            with pytest.raises(InvalidRequest, match="this key was used for another call"):
+                await calls.call(other)
+        assert (await calls.call(asked("execute", {"command": "true"}, "2"))).facts["exit_code"] == 0
+    assert nonces(on) == "nonce\n"
 
 
 @pytest.fixture

@@ -184,8 +184,8 @@ async def test_a_connection_that_says_half_of_what_it_wants_is_closed_also_after
         waiting = asyncio.create_task(client.get(f"{one.url}/app/waits"))
         await one.begun.acquire()
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(one.url).port)
-        writer.write(request("", "GET /healthz"))
-        assert b"ok" in await reader.readuntil(b"}")
+        writer.write(request(one.token("phone"), "POST /app/told"))
+        assert b"phone" in await reader.readuntil(b"}")
         # Each byte would begin the time anew, if it were that of a silent connection.
         with contextlib.suppress(ConnectionError):
             while not reader.at_eof():
@@ -197,6 +197,16 @@ async def test_a_connection_that_says_half_of_what_it_wants_is_closed_also_after
         assert not waiting.done()
         one.go_on.set()
         assert (await waiting).status_code == 200
+
+
+@pytest.mark.parametrize("line", ["GET /healthz", "POST /app/told", "GET /nothing"])
+async def test_a_connection_that_gave_no_token_is_closed_after_its_answer(sqlite: Database, line: str) -> None:
+    async with site(sqlite) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(one.url).port)
+        writer.write(request("of nobody", line))
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"connection: close" in (await reader.read()).lower()
+        writer.close()
 
 
 async def test_one_token_cannot_take_more_than_its_share(sqlite: Database) -> None:
