@@ -29,7 +29,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 
 and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
 command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
-passes the same points from the claim to the end.
+passes the same points from the claim to the end, and those of a task (task.*): made, its answer sent, the end before
+its row, and cancelled while the process runs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ KEPT_BY_TESTS: Final = (
     "retention.",
     "file.",
     "shell.",
-    "task.",
     "supervisor.asked",
     "supervisor.answered",
     "supervisor.handed",
@@ -57,14 +57,18 @@ OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
 """Only a process that somebody watches reaches these."""
 OF_CALLS: Final = ("exit.told",)
 """Only a command that its call waits for reaches it."""
+TASK_ANSWERED: Final = "client.told"
+"""Nobody's point: the client has the answer that its call is a task, and kills then."""
+TASK_CANCELLED: Final = "task.cancelled"
+OF_TASKS: Final = ("task.made", TASK_ANSWERED, "task.finishing", TASK_CANCELLED)
+"""Only a call that becomes a task reaches these."""
 OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.stands")
 """Only a start in a sandbox reaches these."""
 OF_CONTAINERS: Final = ("start.placed",)
 """Only a start in a container reaches it."""
+_OF_SOME: Final = {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES, *OF_CALLS, *OF_TASKS}
 POINTS: Final = tuple(
-    point
-    for point in crash_points()
-    if point not in {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES, *OF_CALLS} and not point.startswith(KEPT_BY_TESTS)
+    point for point in crash_points() if point not in _OF_SOME and not point.startswith(KEPT_BY_TESTS)
 )
 _OF_OTHERS: Final = ("supervisor.", "keeper.")
 WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
@@ -142,6 +146,11 @@ class Cell:
         return self.point in OF_CALLS
 
     @property
+    def is_task(self) -> bool:
+        """Whether the call of an MCP client becomes a task."""
+        return self.point in OF_TASKS
+
+    @property
     def armed(self) -> Moment:
         """From when on the point is looked for: it would be reached before, for nothing."""
         if self.is_kill or self.point in {"sweep.scanning", "keeper.reaped"}:
@@ -161,8 +170,8 @@ class Cell:
         if self._ends_container:
             # We kill by way of podman, which takes its time where other work goes on.
             return 60.0
-        if self.point == "keeper.reaped":
-            # It is armed by us, before the end.
+        if self.point in {"keeper.reaped", TASK_CANCELLED}:
+            # It is armed or brought about by us, before the end.
             return 10.0
         return 3.0 if self.point in {*_ENDS_OF_TURNS, "sweep.scanning"} else 0.7
 
@@ -278,6 +287,8 @@ def client_cells() -> list[Cell]:
         *(Cell(("server",), point) for point in _OF_CLIENTS),
         *(Cell(both, point) for point in _OF_CLIENTS),
         *(Cell(both, f"supervisor.{point}") for point in _BESIDE_CLIENTS),
+        *(Cell(("server",), point) for point in OF_TASKS),
+        *(Cell(both, point) for point in OF_TASKS),
     ]
 
 

@@ -1,30 +1,39 @@
-"""The same kills around an MCP client: no wake is told, and a call without an answer is repeated with its key."""
+"""The same kills around an MCP client: no wake is told, and a call without an answer is repeated with its key.
+
+A client that knows tasks asks each next server for the task that it has been told of.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Generic, TypeVar
 
 import sqlalchemy as sa
 from mcp import MCPError
 
-from chaos.cells import CODE, Cell
+from chaos.cells import CODE, TASK_ANSWERED, TASK_CANCELLED, Cell
 from chaos.story import COMMAND, PATIENCE_S, Count, verdict
 from chaos.strike import Kill
 from shellback.storage.tables import turns
 from shellback.work.errors import ApprovalSettled
 from tests.clients import Client, client, known
 from tests.stage import Stage
+from tests.supervisors import kill
+from tests.wire import Wire, wire
 
 NAME: Final = "build"
 KEY: Final = "the one call"
+C = TypeVar("C", Client, Wire)
+T = TypeVar("T")
 
 
 def live_as_client(made: Stage, cell: Cell) -> Count:
     """Run a client's call once on this stage, kill its server as the cell says, and count."""
     made.patience_s = PATIENCE_S
-    story = _Connections(made, cell)
+    story = _Tasks(made, cell) if cell.is_task else _Calls(made, cell)
     try:
         asyncio.run(asyncio.wait_for(story.run(), PATIENCE_S))
     except TimeoutError:
@@ -33,43 +42,96 @@ def live_as_client(made: Stage, cell: Cell) -> Count:
     return verdict(made, cell, [story.told], woken=1 + woken)
 
 
-class _Connections:
+class _Connections(Generic[C]):
     """One server process after the other, until a call has told the end of the process."""
 
     def __init__(self, made: Stage, cell: Cell) -> None:
         self.told = ""
         self._made = made
         self._cell = cell
-        self._armed = False
+        self._strike = Kill(made, cell)
+        self._call: dict[str, Any] = {
+            "command": COMMAND.format(seconds=cell.seconds, code=CODE),
+            "background": not (cell.is_foreground or cell.is_task),
+        }
 
     async def run(self) -> None:
         while not self.told:
-            async with client(self._made, "--conversation", NAME) as one:
-                with contextlib.suppress(MCPError):  # its server is dead: the client starts another
-                    if not self._armed:
+            async with self._connected() as one:
+                with contextlib.suppress(MCPError, EOFError):  # its server is dead: the client starts another
+                    if not self._strike.pids:
                         await one.call("process_list")  # it has the supervisor started
-                        await asyncio.to_thread(self._arm, one)
-                    await self._call(one)
+                        await asyncio.to_thread(self._arm, one.pid)
+                    await self._live(one)
 
-    def _arm(self, one: Client) -> None:
-        strike, (supervisor, keeper) = Kill(self._made, self._cell), self._made.supervisor_pids()
-        strike.pids = {"server": one.pid, "supervisor": supervisor, "keeper": keeper}
-        self._made.arm(self._cell.point, "\n".join(strike.orders()))
-        self._armed = True
+    def _connected(self) -> AbstractAsyncContextManager[C]:
+        raise NotImplementedError
 
-    async def _call(self, one: Client) -> None:
-        command = COMMAND.format(seconds=self._cell.seconds, code=CODE)
-        call = asyncio.create_task(one.call("execute", KEY, command=command, background=not self._cell.is_foreground))
-        while not call.done():
+    async def _live(self, one: C) -> None:
+        """Make the call, or go on with it."""
+        raise NotImplementedError
+
+    def _arm(self, server: int) -> None:
+        supervisor, keeper = self._made.supervisor_pids()
+        self._strike.pids = {"server": server, "supervisor": supervisor, "keeper": keeper}
+        self._made.arm(self._cell.point, "\n".join(self._strike.orders()))
+
+    async def _approved(self, waiting: Awaitable[T]) -> T:
+        """What is waited for; a person approves meanwhile."""
+        waited = asyncio.ensure_future(waiting)
+        while not waited.done():
             for request in await asyncio.to_thread(self._made.requests):
                 with contextlib.suppress(ApprovalSettled):
                     await asyncio.to_thread(self._made.decide, request)
-            await asyncio.wait([call], timeout=0.1)
-        result = call.result()
+            await asyncio.wait([waited], timeout=0.1)
+        return waited.result()
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        self.told = f"{facts['state']}, exit code {facts['exit_code']}"
+
+
+class _Calls(_Connections[Client]):
+    def _connected(self) -> AbstractAsyncContextManager[Client]:
+        return client(self._made, "--conversation", NAME)
+
+    async def _live(self, one: Client) -> None:
+        result = await self._approved(one.call("execute", KEY, **self._call))
         facts = {} if result.structured_content is None else known(result)
         while facts.get("state") in {"claimed", "running"}:
             session = facts["session_id"]
             await one.call("process_wait", session_ids=[session])
             facts = known(await one.call("process_poll", session_id=session))
-        if "approval" not in facts and "state" in facts:
-            self.told = f"{facts['state']}, exit code {facts['exit_code']}"
+        if "state" in facts:
+            self._tell(facts)
+
+
+class _Tasks(_Connections[Wire]):
+    _task = ""
+
+    def _connected(self) -> AbstractAsyncContextManager[Wire]:
+        return wire(self._made, "--task-after", "0.1")
+
+    async def _live(self, one: Wire) -> None:
+        if not self._task:
+            # Nobody approves before it is a task: what runs meanwhile would be at no point.
+            self._task = (await one.call("execute", KEY, **self._call))["taskId"]
+            if self._cell.point == TASK_ANSWERED:
+                await asyncio.to_thread(self._kill)
+                raise EOFError
+        if self._cell.point != TASK_CANCELLED:
+            ended = await self._approved(one.ended(self._task))
+            self._tell(ended["result"]["structuredContent"])
+            return
+        if not self._made.fired(TASK_CANCELLED):
+            await self._approved(asyncio.to_thread(self._made.session, "nonce"))
+            await one.ask("tasks/cancel", {"taskId": self._task})
+        assert (await one.task(self._task))["status"] == "cancelled", "a cancelled task stays so"
+        await one.call("process_wait", session_ids=[self._task])
+        found = await one.call("process_poll", session_id=self._task)
+        if found["structuredContent"]["state"] != "running":
+            self._tell(found["structuredContent"])
+
+    def _kill(self) -> None:
+        for victim in self._cell.victims:
+            kill(self._strike.pids[victim])
+        (self._made.points / TASK_ANSWERED).unlink()

@@ -1,4 +1,4 @@
-"""A stand-in for a model's server: speaks the OpenAI and Anthropic protocols on loopback, and needs no key.
+"""A stand-in for a model's server: speaks the protocols of OpenAI, Anthropic and Gemini on loopback, and needs no key.
 
     python examples/model_server.py --port 8123
 
@@ -72,11 +72,14 @@ def _wish(line: str) -> tuple[str, Json]:
 
 
 def _named(reply: Reply, body: Json) -> Json:
-    """The tool as the request offers it: Codex puts the tools of each MCP server into a namespace."""
-    for space in cast("list[Json]", body.get("tools", [])):
+    """The tool as the request offers it: clients put the name of an MCP server before its tools, Codex a namespace."""
+    offered = cast("list[Json]", body.get("tools") or [])
+    for space in offered:
         if reply.tool in [tool["name"] for tool in space.get("tools", [])]:
             return {"name": reply.tool, "namespace": space["name"]}
-    return {"name": reply.tool}
+    flat = [one for tool in offered for one in tool.get("functionDeclarations", [tool.get("function", tool)])]
+    names = [name for one in flat if f"_{one.get('name')}".endswith(f"_{reply.tool}") and (name := one["name"])]
+    return {"name": min(names, key=len, default=reply.tool)}
 
 
 # --- what each protocol calls things ---------------------------------------------------------------------
@@ -108,8 +111,9 @@ def chat_events(reply: Reply, body: Json) -> Iterator[Event]:
     delta: Json = {"role": "assistant", "content": ""}
     yield "", _chunk(model, delta)
     if reply.args is not None:
-        begun = {"name": reply.tool, "arguments": ""}
-        yield "", _chunk(model, {"tool_calls": [{"index": 0, "id": reply.call_id, "function": begun}]})
+        begun = {**_named(reply, body), "arguments": ""}
+        call = {"index": 0, "id": reply.call_id, "type": "function", "function": begun}
+        yield "", _chunk(model, {"tool_calls": [call]})
     for piece in _pieces(reply):
         called = {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
         yield "", _chunk(model, {"content": piece} if reply.args is None else called)
@@ -189,7 +193,7 @@ def messages_said(body: Json) -> list[Said]:
                     said.append(("call", json.dumps(block["input"])))
                 case "tool_result":
                     said.append(("result", _text(block["content"])))
-                case "text":
+                case "text" if message["role"] != "system":
                     said.append(("user" if message["role"] == "user" else "model", block["text"]))
                 case _:
                     pass
@@ -203,7 +207,7 @@ def messages_events(reply: Reply, body: Json) -> Iterator[Event]:
     counts = {"input_tokens": 10, "output_tokens": 1}
     block: Json = {"type": "text", "text": ""}
     if reply.args is not None:
-        block = {"type": "tool_use", "id": reply.call_id, "name": reply.tool, "input": {}}
+        block = {"type": "tool_use", "id": reply.call_id, **_named(reply, body), "input": {}}
     yield _typed("message_start", message={**about, "stop_reason": None, "stop_sequence": None, "usage": counts})
     yield _typed("content_block_start", index=0, content_block=block)
     for piece in _pieces(reply):
@@ -219,6 +223,36 @@ def messages_events(reply: Reply, body: Json) -> Iterator[Event]:
 
 def _typed(name: str, **data: Any) -> Event:
     return name, {"type": name, **data}
+
+
+def contents_said(body: Json) -> list[Said]:
+    """The conversation in a request of Gemini's content."""
+    said: list[Said] = []
+    for content in cast("list[Json]", body["contents"]):
+        for part in cast("list[Json]", content["parts"]):
+            match part:
+                case {"functionCall": call}:
+                    said.append(("call", json.dumps(call)))
+                case {"functionResponse": result}:
+                    said.append(("result", json.dumps(result["response"])))
+                case {"text": text}:
+                    said.append(("user" if content["role"] == "user" else "model", text))
+                case _:
+                    pass
+    return said
+
+
+def contents_events(reply: Reply, body: Json) -> Iterator[Event]:
+    """The chunks of streamed content: a call comes whole."""
+    parts: list[Json] = [{"text": piece} for piece in _pieces(reply)]
+    if reply.args is not None:
+        parts = [{"functionCall": {"id": reply.call_id, **_named(reply, body), "args": reply.args}}]
+    counts = {"promptTokenCount": 10, "candidatesTokenCount": 5, "totalTokenCount": 15}
+    for number, part in enumerate(parts, 1):
+        candidate: Json = {"index": 0, "content": {"role": "model", "parts": [part]}}
+        if number == len(parts):
+            candidate["finishReason"] = "STOP"
+        yield "", {"candidates": [candidate], "usageMetadata": counts}
 
 
 def _pieces(reply: Reply) -> list[str]:
@@ -238,6 +272,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "/chat/completions": (chat_said, chat_events),
     "/responses": (responses_said, responses_events),
     "/messages": (messages_said, messages_events),
+    ":streamGenerateContent": (contents_said, contents_events),
 }
 
 
@@ -246,9 +281,10 @@ PROTOCOLS: dict[str, Protocol] = {
 
 @dataclass
 class Log:
-    """What a server was asked, and what goes wrong with a request: see `Handler.go_wrong`."""
+    """What a server was asked and told, and what goes wrong with a request: see `Handler.go_wrong`."""
 
     requests: list[Json] = field(default_factory=list[Json])
+    said: list[Said] = field(default_factory=list[Said])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     fault: Callable[[Json], str] = lambda _body: ""
 
@@ -285,8 +321,9 @@ class Handler(BaseHTTPRequestHandler):
         if protocol is None:
             self._whole(404, {"error": {"message": f"there is no {path} here"}})
         elif not self.go_wrong(fault):
-            said, events = protocol
-            self._stream(list(events(reply_to(said(body)), body)), fault)
+            heard, events = protocol
+            server.log.said += (said := heard(body))
+            self._stream(list(events(reply_to(said), body)), fault, marked=heard is chat_said)
 
     def go_wrong(self, fault: str) -> bool:
         """`hang:SECONDS`, `rubbish`, `page`, or a status with `:SECONDS` for Retry-After; a stream is `cut` later."""
@@ -307,8 +344,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._whole(int(status), {"type": "error", "error": error}, {"Retry-After": wait} if wait else {})
         return True
 
-    def _stream(self, events: list[Event], fault: str) -> None:
-        """The whole stream, half of it (`cut`), or one event each so many seconds (`drip:SECONDS`)."""
+    def _stream(self, events: list[Event], fault: str, *, marked: bool) -> None:
+        """The stream, its end `marked`, half of it (`cut`), or one event each so many seconds (`drip:SECONDS`)."""
         cut, drip = fault == "cut", fault.partition(":")[2]
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -320,7 +357,7 @@ class Handler(BaseHTTPRequestHandler):
             self._piece(f"event: {name}\n" * bool(name) + f"data: {json.dumps(data)}\n\n")
         if cut:
             return
-        if not events[0][0]:
+        if marked:
             self._piece("data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 

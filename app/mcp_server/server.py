@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 KEY: Final = "shellback/key"
 """The name in `_meta` under which a client gives a call a key of its own."""
 KEY_CHARS: Final = 200
+FAILURE: Final = "shellback/failure"
+"""The name in `_meta` under which a failed result has its facts."""
 CONNECTION: Final = uuid.uuid4().hex
 """Names the connection over standard input and output, of which a process has one."""
 SESSION: Final = "mcp-session-id"
@@ -208,7 +210,9 @@ def _result(answer: Answer) -> CallToolResult:
     facts = json.loads(_text(json.dumps(answer.facts, ensure_ascii=False, default=str)))
     return CallToolResult(
         content=[TextContent(text=_text(text)) for text in answer.texts],
-        structured_content=facts or None,
+        # Clients compare structured content with the schema of the tool's results, that of a failed result too.
+        structured_content=(not answer.failed and facts) or None,
+        _meta={FAILURE: facts} if answer.failed and facts else None,
         is_error=answer.failed,
     )
 

@@ -24,6 +24,7 @@ from mcp.types import (
 from shellback.exec.core.model import SessionState
 from shellback.exec.tools.registry import tools
 from shellback.mcp_server import listing
+from shellback.mcp_server.server import FAILURE
 from shellback.storage.tables import sessions, turns
 from tests.clients import client, known, text_of
 from tests.commands import OURS, PROGRAM, assert_refused, facts, shellback
@@ -65,6 +66,8 @@ async def test_a_client_lists_the_tools_and_its_calls_are_those_of_an_agent(on: 
         denied = await one.approved("write_file", order="deny", path="a", content="b")
         assert denied.is_error
         assert "Denied by" in text_of(denied)
+        assert denied.structured_content is None, "its facts are not those of the tool's output schema"
+        assert (denied.meta or {})[FAILURE]["approval_state"] == "denied"
     assert not (on.workspace / "a").exists()
     (row,) = facts(await asyncio.to_thread(shellback, on, "ps", "--all", "--json"))["sessions"]
     assert row["id"] == session
