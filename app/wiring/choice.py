@@ -132,15 +132,17 @@ def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
 
 
 def elsewhere(settings: Settings, first: ChosenBackend, path: str) -> ChosenBackend:
-    """The backend `first` for the workspace at `path`, without a test; it shares the containers."""
-    found = made(settings, first.name, Path(path))
+    """The backend `first` for the workspace at `path`, without a test; it shares containers and list of hosts."""
+    found = made(settings, first.name, Path(path), reached=first.reached)
     if found.containers is not None:
         found.containers = first.containers
     return found
 
 
-def made(settings: Settings, name: str, workspace: Path | None = None) -> ChosenBackend:
-    """The backend of this name, as settings describe it, without a test.
+def made(
+    settings: Settings, name: str, workspace: Path | None = None, *, reached: bool | Hosts | None = None
+) -> ChosenBackend:
+    """The backend of this name, as settings describe it, without a test; `reached` replaces their network.
 
     Raises:
         PolicyUnusable: NETWORK=list, and the operator's file cannot be followed, or lists no host.
@@ -149,12 +151,8 @@ def made(settings: Settings, name: str, workspace: Path | None = None) -> Chosen
     from shellback.orders import DOTENV
     from shellback.settings import engine_environment
 
-    reached: bool | Hosts = settings.network == "on"
-    if settings.network == LIST:
-        if not KINDS[name].lists:
-            able = " or ".join(kind.name for kind in KINDS.values() if kind.lists)
-            raise Unusable(name, f"NETWORK=list holds there only: install {able}, or set NETWORK=off or NETWORK=on")
-        reached = network(settings.policy)
+    if reached is None:
+        reached = _network(settings, name)
     given = {field.removeprefix(f"{name}_"): getattr(settings, field) for field in type(settings).model_fields}
     wanted = Wanted(
         workspace=workspace or settings.workspace_root,
@@ -173,7 +171,18 @@ def made(settings: Settings, name: str, workspace: Path | None = None) -> Chosen
         environ=engine_environment(),
         options=given,
     )
-    return KINDS[name].load().made(wanted)
+    found = KINDS[name].load().made(wanted)
+    found.reached = reached
+    return found
+
+
+def _network(settings: Settings, name: str) -> bool | Hosts:
+    if settings.network != LIST:
+        return settings.network == "on"
+    if not KINDS[name].lists:
+        able = " or ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
+        raise Unusable(name, f"commands there cannot be held to NETWORK=list: set {able}, or NETWORK=off or NETWORK=on")
+    return network(settings.policy)
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

@@ -60,6 +60,6 @@ def test_a_command_reaches_a_listed_host_and_what_it_asked_for_in_vain_is_sugges
     assert f"127.0.0.1:{port}" in shown
     assert "other.example:8443 is not on the list" in shown
     suggested = told(place, "network", "--suggest").stdout
-    assert tomllib.loads(suggested) == {"network": {"hosts": ["other.example:8443"]}}
+    assert tomllib.loads(suggested) == {"hosts": [f"127.0.0.1:{port}", "other.example:8443"]}
     assert facts(told(place, "network", "-c", "elsewhere", "--json")) == []
     assert f"127.0.0.1:{port}" in told(place, "sandbox", "--json").stdout

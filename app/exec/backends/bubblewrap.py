@@ -79,7 +79,8 @@ class BubblewrapBackend(ChosenBackend):
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
         self.network = network is True
-        self.hosts, self.private = (network.words, network.ranges) if isinstance(network, Hosts) else ((), ())
+        self.listed = network if isinstance(network, Hosts) else Hosts(())
+        self.hosts = self.listed.shown
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -220,7 +221,7 @@ class BubblewrapBackend(ChosenBackend):
         work = profile == WORK
         seen = self._view(profile)
         place = os.stat(self.workspace)
-        hosts, private = (self.hosts, self.private) if work else ((), ())
+        hosts, private = (self.listed.words, self.listed.ranges) if work else ((), ())
         whole = "\0".join(
             [scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private]
         )

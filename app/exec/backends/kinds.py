@@ -83,6 +83,8 @@ class Wanted:
 class ChosenBackend(Backend):
     """A `Backend` that settings can choose, with what wiring, checks and commands need to know about it."""
 
+    reached: bool | Hosts = False
+    """The network of commands, as it was wanted."""
     containers: Containers | None = None
     """The containers in which it runs commands; None if it uses none."""
     protected: Protected | None = None

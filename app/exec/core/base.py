@@ -62,7 +62,7 @@ class Backend(ABC):
     network: bool
     """Whether its commands reach the network; in the profile `read_only` they never do."""
     hosts: tuple[str, ...] = ()
-    """The only hosts that its commands reach, by a proxy; without any, `network` says whether they reach all."""
+    """The list of hosts that its commands reach, by a proxy; without one, `network` says whether they reach all."""
     workspace: Path
     """The workspace, without symlinks."""
     inner: str

@@ -70,7 +70,10 @@ def _message(records: _Bytes) -> bytes:
         if records.number(1) != RECORD:
             raise Unreadable("the first TLS message is damaged")
         records.take(2)
-        found += records.take(records.number(2))
+        size = records.number(2)
+        if not size:
+            raise Unreadable("the first TLS message is damaged")
+        found += records.take(size)
         if found[:1] != bytes([_CLIENT_HELLO]):
             raise Unreadable("the first TLS message is not a client's")
     return found[4 : 4 + int.from_bytes(found[1:4])]

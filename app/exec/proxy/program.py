@@ -7,120 +7,142 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import time
-from dataclasses import asdict
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
-from shellback.exec.proxy.reach import BUFFER, by_system
+from shellback.exec.proxy.journal import Journal
+from shellback.exec.proxy.reach import BUFFER, Lookups
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
-CONTROL: Final = 3
-"""The descriptor of the supervisor's socket."""
 CONNECTIONS: Final = 512
 """At a time, of one sandbox instance."""
-RECORD_BYTES: Final = 4 << 20
-"""Size of a file of records; the one before it is kept."""
-_MESSAGE: Final = 1 << 18
+_OWN_FILES: Final = 256
+_THREADS: Final = 64
+_LOG_BYTES: Final = 16 << 20
+"""No file of ours grows beyond this; the journal stays far below it."""
 
 
-class Journal:
-    """Appends records of connections to a file: a line when one has begun, and one when it has ended."""
+@dataclass(eq=False, slots=True)
+class Served:
+    """One instance: its listener, its list, and its connections."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def note(self, **facts: object) -> None:
-        """Write one line; a full disk loses it, and the connection goes on."""
-        line = json.dumps(facts).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if os.fstat(descriptor).st_size > RECORD_BYTES:
-                    os.replace(self._path, f"{self._path}.1")
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
+    listener: socket.socket
+    hosts: Hosts
+    scope: str
+    lookups: Lookups = field(default_factory=Lookups)
+    visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
 
 class Proxy:
-    def __init__(self, journal: Journal) -> None:
+    """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted."""
+
+    def __init__(self, journal: Journal, room: int) -> None:
         self._journal = journal
-        self._servers: dict[str, asyncio.Server] = {}
-        self._lists: dict[str, tuple[Hosts, str]] = {}
-        self._busy: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._room = room
+        self._served: dict[str, Served] = {}
+        self._all: set[asyncio.Task[None]] = set()
 
     async def obey(self, control: socket.socket) -> None:
         """Serve what the supervisor passes until it closes the socket and the last connection has ended."""
         loop = asyncio.get_running_loop()
-        while True:
-            await _readable(loop, control)
-            data, fds, _, _ = socket.recv_fds(control, _MESSAGE, 1)
-            if not data:
-                break
-            await self._told(json.loads(data), fds)
-        for server in self._servers.values():
-            server.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        over = loop.create_future()
+        loop.add_reader(control, self._told, control, over)
+        await over
+        loop.remove_reader(control)
+        for one in self._served.values():
+            loop.remove_reader(one.listener)
+        while self._all:
+            await asyncio.wait(self._all)
 
-    async def _told(self, message: dict[str, Any], fds: list[int]) -> None:
-        key = message["key"]
-        if not fds:
-            self._servers.pop(key).close()
-            del self._lists[key]
+    def _told(self, control: socket.socket, over: asyncio.Future[None]) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(control, PROXY_MESSAGE, 1)
+        except BlockingIOError:
             return
-        self._lists[key] = Hosts(message["hosts"], message["private"]), message["scope"]
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            over.set_result(None)
+            return
+        message = json.loads(data)
+        key = message["key"]
+        if (former := self._served.pop(key, None)) is not None:
+            self._end(former, cut=message["op"] == "drop")
+        if message["op"] == "serve":
+            (fd,) = fds
+            hosts = Hosts(message["hosts"], message["private"])
+            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"])
+            served.listener.setblocking(False)
+            self._listen(served)
 
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.create_task(self._serve(key, reader, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _end(self, served: Served, *, cut: bool) -> None:
+        asyncio.get_running_loop().remove_reader(served.listener)
+        served.listener.close()
+        # No process is in the instance any more.
+        for visit in served.visits if cut else ():
+            visit.cancel()
 
-        listener = socket.socket(fileno=fds[0])
-        self._servers[key] = await asyncio.start_server(accepted, sock=listener, limit=BUFFER)
+    def _listen(self, served: Served) -> None:
+        asyncio.get_running_loop().add_reader(served.listener, self._accept, served)
 
-    async def _serve(self, key: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hosts, scope = self._lists[key]
-        began, at = time.monotonic(), time.time()
-        name = os.urandom(8).hex()
+    def _accept(self, served: Served) -> None:
+        loop = asyncio.get_running_loop()
+        while len(self._all) < self._room:
+            try:
+                accepted, _ = served.listener.accept()
+            except OSError:
+                return
+            # At once, so that the end of the supervisor finds each connection waiting, or with a task.
+            task = loop.create_task(self._serve(served, accepted, full=len(served.visits) >= CONNECTIONS))
+            served.visits.add(task)
+            self._all.add(task)
+            task.add_done_callback(served.visits.discard)
+            task.add_done_callback(self._gone)
+        for one in self._served.values():
+            loop.remove_reader(one.listener)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        if len(self._all) >= self._room:
+            for one in self._served.values():
+                self._listen(one)
+        self._all.discard(task)
+
+    async def _serve(self, served: Served, accepted: socket.socket, *, full: bool) -> None:
+        began, at, name = time.monotonic(), time.time(), os.urandom(8).hex()
 
         def note(facts: Facts, **more: object) -> None:
-            self._journal.note(id=name, at=round(at, 3), scope=scope, **asdict(facts), **more)
+            self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
 
-        visit = Visit(hosts, by_system, (reader, writer), note)
-        self._busy[key] = self._busy.get(key, 0) + 1
+        reader, writer = await asyncio.open_connection(sock=accepted, limit=BUFFER)
+        visit = Visit(served.hosts, served.lookups.resolve, (reader, writer), note)
         try:
-            if self._busy[key] > CONNECTIONS:
-                visit.facts.refused = f"{CONNECTIONS} connections are open at a time"
-            else:
-                await visit.serve()
+            await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
         finally:
-            self._busy[key] -= 1
             writer.close()
             if visit.facts.host or visit.facts.refused:
                 note(visit.facts, seconds=round(time.monotonic() - began, 3))
 
 
-async def _readable(loop: asyncio.AbstractEventLoop, control: socket.socket) -> None:
-    ready = asyncio.Event()
-    loop.add_reader(control, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(control)
+async def _run(control: socket.socket, journal: Journal, room: int) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
+    await Proxy(journal, room).obey(control)
 
 
 def main() -> None:
-    """Run the proxy; its argument is the path of its records."""
-    control = socket.socket(fileno=CONTROL)
+    """Run the proxy; its argument is the directory of its records, or nothing."""
+    control = socket.socket(fileno=PROXY_CONTROL)
     control.setblocking(False)
-    os.set_inheritable(CONTROL, False)
+    os.set_inheritable(PROXY_CONTROL, False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, _LOG_BYTES))
+    room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // 2)
     with asyncio.Runner() as runner:
-        runner.run(Proxy(Journal(sys.argv[1])).obey(control))
+        runner.run(_run(control, Journal(sys.argv[1] if len(sys.argv) > 1 else None), room))

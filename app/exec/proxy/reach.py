@@ -13,12 +13,13 @@ RESOLVE_S: Final = 10.0
 CONNECT_S: Final = 10.0
 BUFFER: Final = 1 << 16
 _ADDRESSES: Final = 4
+_LOOKUPS: Final = 4
 
 Resolve = Callable[[str], Awaitable[list[str]]]
 
 
 class Refused(Exception):
-    """Raised for a connection that is not made; `found` has what was known of it."""
+    """Raised for a connection that is not made, with the reason; `unreachable`: it was allowed."""
 
     def __init__(self, why: str, *, unreachable: bool = False) -> None:
         super().__init__(why)
@@ -70,14 +71,24 @@ async def reach(hosts: Hosts, to: Goal, resolve: Resolve) -> Reached:
 async def _resolved(host: str, resolve: Resolve) -> list[str]:
     try:
         async with asyncio.timeout(RESOLVE_S):
-            found = await resolve(host)
+            return await resolve(host)
     except (OSError, TimeoutError) as error:
         why = getattr(error, "strerror", None) or "no answer"
         raise Refused(f"{host} cannot be resolved ({why})", unreachable=True) from None
-    return found
 
 
-async def by_system(host: str) -> list[str]:
-    """The addresses of a name, as this machine resolves it."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in found))
+class Lookups:
+    """Resolves names as this machine does, for one instance: a few at a time, because a slow one keeps its thread."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_LOOKUPS)
+
+    async def resolve(self, host: str) -> list[str]:
+        """The addresses of a name; raises OSError if it has none."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        asked = asyncio.ensure_future(loop.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        asked.add_done_callback(lambda _: self._free.release())
+        # Whoever gives up does not free the thread.
+        found = await asyncio.shield(asked)
+        return list(dict.fromkeys(str(one[4][0]).partition("%")[0] for one in found))

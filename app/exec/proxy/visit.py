@@ -17,18 +17,22 @@ import h11
 
 from shellback.exec.proxy import hello
 from shellback.exec.proxy.reach import BUFFER, Goal, Reached, Refused, Resolve, goal, reach
-from shellback.exec.wire.hosts import Hosts, canonical, is_address, split
+from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
 
 HEAD_S: Final = 20.0
+LEFT_S: Final = 60.0
+"""How long a server may say nothing once the client has ended."""
+_PIECES: Final = 64
+"""In so many pieces the head of a connection may come."""
 HEAD_BYTES: Final = 1 << 16
-_LINE_BYTES: Final = 8192
 _SOCKS: Final = 5
 _OK, _DENIED, _UNREACHABLE, _UNKNOWN = 0, 2, 4, 7
 _NAME, _IPV4, _IPV6 = 3, 1, 4
 _NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
 _HOPS: Final = frozenset({b"connection", b"keep-alive", b"host", b"te", b"trailer", b"upgrade", b"expect"})
+_FRAMES: Final = frozenset({b"content-length", b"transfer-encoding"})
 _URL: Final = re.compile(r"http://([^/?#@\\]+)([/?].*)?", re.IGNORECASE)
-_METHOD: Final = re.compile(rb"[A-Z]{1,20}(?: |$)")
+_METHOD: Final = re.compile(rb"[A-Za-z]{1,20}(?: |$)")
 _PORTS: Final = {"https": 443, "http": 80}
 _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 """Fatal: unrecognized_name; RFC 8446, 6."""
@@ -62,13 +66,17 @@ class Visit:
         self._resolve = resolve
         self._reader, self._writer = client
         self._begun = begun
+        self._pieces = 0
 
-    async def serve(self) -> None:
-        """Serve until one side has ended; what was refused is in `facts`."""
+    async def serve(self, full: str = "") -> None:
+        """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused."""
         try:
             async with asyncio.timeout(HEAD_S):
                 first = await self._reader.read(BUFFER)
-            if first[:1] == bytes([_SOCKS]):
+            if full:
+                self._say(503, Refused(full))
+                self.facts.refused = full
+            elif first[:1] == bytes([_SOCKS]):
                 await self._socks(first)
             elif first:
                 await self._http(first)
@@ -76,8 +84,12 @@ class Visit:
             self.facts.refused = str(refusal)
         except TimeoutError:
             self.facts.refused = f"nothing came for {HEAD_S:g} s"
+        except h11.ProtocolError as error:
+            self.facts.refused = f"no HTTP request: {error}"
         except OSError:
             pass  # One side has gone; the other one goes with it.
+        except Exception as error:  # noqa: BLE001 - it is about this connection only
+            self.facts.refused = f"the proxy failed: {type(error).__name__}"
 
     # -- ways in ---------------------------------------------------------------------------------
 
@@ -114,8 +126,10 @@ class Visit:
             where, path = (
                 (_authority(asked.target, ""), b"") if connects else _asked(asked, tunnel[0] if tunnel else None)
             )
+            if connects:
+                await self._event(parser)
             to, reached = tunnel or await self._reach(*where)
-        except h11.RemoteProtocolError as error:
+        except h11.ProtocolError as error:
             refusal = Refused(f"no HTTP request: {error}")
             self._say(400, refusal)
             raise refusal from None
@@ -123,7 +137,6 @@ class Visit:
             self._say(502 if refusal.unreachable else 403, refusal)
             raise
         if connects:
-            await self._event(parser)
             self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await self._tunnel(to, reached, parser.trailing_data[0])
         else:
@@ -133,7 +146,7 @@ class Visit:
         dropped = set(_HOPS)
         for key, value in asked.headers:
             if key == b"connection":
-                dropped |= {name.strip().lower() for name in value.split(b",")}
+                dropped |= {name.strip().lower() for name in value.split(b",")} - _FRAMES
             elif key == b"transfer-encoding":
                 # With both, servers disagree about where the request ends.
                 dropped.add(b"content-length")
@@ -153,11 +166,11 @@ class Visit:
                 yield upstream.send(event if isinstance(event, h11.Data) else h11.EndOfMessage()) or b""
                 if isinstance(event, h11.EndOfMessage):
                     break
+            # What follows reaches nobody. Servers take the end of the stream for that of the client.
+            while await self._reader.read(BUFFER):
+                pass
 
-        try:
-            await self._both(reached, body())
-        except h11.RemoteProtocolError as error:
-            raise Refused(f"no HTTP request: {error}") from None
+        await self._both(reached, body(), ends=False)
 
     async def _tunnel(self, to: Goal, reached: Reached, first: bytes) -> None:
         async def rest() -> AsyncIterator[bytes]:
@@ -171,7 +184,7 @@ class Visit:
             if to.port == _PORTS["http"]:
                 await self._http(first, (to, reached))
             else:
-                await self._both(reached, rest())
+                await self._both(reached, rest(), ends=True)
         finally:
             reached.writer.close()
 
@@ -185,6 +198,8 @@ class Visit:
                     raise Refused(f"only TLS goes to port {to.port}")
                 while (named := _named_in(data)) is None:
                     data += await self._due()
+        except TimeoutError:
+            raise Refused(f"the first message was not complete after {HEAD_S:g} s") from None
         except (hello.Unreadable, ValueError) as error:
             self._writer.write(_ALERT)
             raise Refused(str(error)) from None
@@ -201,14 +216,17 @@ class Visit:
 
     async def _due(self) -> bytes:
         more = await self._reader.read(BUFFER)
-        if not more:
-            raise Refused("the first message ends in the middle")
+        self._pieces += 1
+        if not more or self._pieces > _PIECES:
+            raise Refused("the first message ends in the middle" if not more else "it comes in too many pieces")
         return more
 
     # -- parts -----------------------------------------------------------------------------------
 
     async def _reach(self, host: str, port: str) -> tuple[Goal, Reached]:
-        self.facts.host, self.facts.port = host[:255], int(port) if port.isascii() and port.isdigit() else 0
+        self.facts.host = host[:255]
+        with contextlib.suppress(ValueError):
+            self.facts.port = number(port)
         to = goal(self._hosts, host, port)
         self.facts.host, self.facts.rule = to.host, to.by.text
         reached = await reach(self._hosts, to, self._resolve)
@@ -216,16 +234,22 @@ class Visit:
         self._begun(self.facts)
         return to, reached
 
-    async def _both(self, reached: Reached, up: AsyncIterator[bytes]) -> None:
-        """Carry bytes both ways until the server has ended, or one side fails."""
+    async def _both(self, reached: Reached, up: AsyncIterator[bytes], *, ends: bool) -> None:
+        """Carry bytes both ways until the server has ended, or one side fails; with `ends`, the client's end too."""
 
         async def send() -> None:
             async for data in up:
                 self.facts.up += len(data)
                 reached.writer.write(data)
                 await reached.writer.drain()
-            with contextlib.suppress(OSError):
-                reached.writer.write_eof()
+            if ends:
+                with contextlib.suppress(OSError):
+                    reached.writer.write_eof()
+            before = -1
+            while before != self.facts.down:
+                before = self.facts.down
+                await asyncio.sleep(LEFT_S)
+            raise Refused(f"the client has ended, and the server said nothing for {LEFT_S:g} s")
 
         async def receive() -> None:
             while data := await reached.reader.read(BUFFER):
@@ -240,9 +264,7 @@ class Visit:
                 sending = group.create_task(send())
                 await receive()
                 sending.cancel()
-        except* Refused as refused:
-            raise refused.exceptions[0] from None
-        except* h11.RemoteProtocolError as wrong:
+        except* (Refused, h11.ProtocolError) as wrong:
             raise wrong.exceptions[0] from None
         except* OSError:
             pass
@@ -258,10 +280,7 @@ class Visit:
     async def _more(self, data: bytes, enough: Callable[[bytes], bool]) -> bytes:
         async with asyncio.timeout(HEAD_S):
             while not enough(data):
-                got = await self._reader.read(BUFFER)
-                if not got or len(data) > _LINE_BYTES:
-                    raise Refused("SOCKS ends in the middle")
-                data += got
+                data += await self._due()
         return data
 
     def _say(self, status: int, refusal: Refused) -> None:
@@ -285,7 +304,7 @@ def _authority(target: bytes, default: str) -> tuple[str, str]:
     try:
         return split(target.decode("ascii"), default=default)
     except ValueError:
-        raise Refused(f"{target[:80]!r} is no host and port") from None
+        raise Refused(f"{target[:80].decode('latin-1')!r} is no host and port") from None
 
 
 def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], bytes]:
@@ -296,7 +315,10 @@ def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], by
         if url is None:
             raise Refused(f"{target[:80]!r} is no http:// address: for https:// a client asks for a tunnel (CONNECT)")
         path = url[2] or "/"
-        return _authority(url[1].encode(), "80"), (path if path.startswith("/") else f"/{path}").encode("latin-1")
+        host, port = _authority(url[1].encode("latin-1"), "80")
+        if port == str(_PORTS["https"]):
+            raise Refused(f"only TLS goes to port {port}")
+        return (host, port), (path if path.startswith("/") else f"/{path}").encode("latin-1")
     _same(next((value for key, value in asked.headers if key == b"host"), b""), inside)
     if not target.startswith(("/", "*")):
         raise Refused(f"the request in the tunnel to {inside.host} names {target[:80]!r}")
@@ -305,22 +327,24 @@ def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], by
 
 def _same(named: bytes, to: Goal) -> None:
     """Check that a request in a tunnel names its host; raises Refused."""
-    host, _ = _authority(named, "")
     with contextlib.suppress(ValueError):
-        if canonical(host) == to.host:
+        if canonical(split(named.decode("ascii"), default="")[0]) == to.host:
             return
-    raise Refused(f"the request in the tunnel names {named[:80]!r}, not {to.host}")
+    raise Refused(f"the request in the tunnel names {named[:80].decode('latin-1')!r}, not {to.host}")
 
 
 def _named_in(data: bytes) -> bytes | None:
     """The Host of an HTTP request, b"" for anything else; None as long as that is not known."""
-    line, whole, rest = data.partition(b"\n")
-    if not _METHOD.match(line) or len(data) > HEAD_BYTES or (whole and b" HTTP/" not in line):
+    line, whole, rest = data.lstrip(b"\r\n").partition(b"\n")
+    if not _METHOD.match(line) or (whole and b" HTTP/" not in line.upper()):
         return b""
-    head, whole, _ = (b"\n" + rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
-    if not whole:
+    head, ended, _ = (b"\n" + rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
+    if len(data) > HEAD_BYTES:
+        raise Refused("the head of the request is too long")
+    if not ended:
         return None
-    found = [
-        value.strip() for key, _, value in (one.partition(b":") for one in head.split(b"\n")) if key.lower() == b"host"
-    ]
+    if line.split()[1:2] and not line.split()[1].startswith((b"/", b"*")):
+        return line.split()[1]
+    fields = (one.partition(b":") for one in head.split(b"\n"))
+    found = [value.strip() for key, _, value in fields if key.lower() == b"host"]
     return found[0] if len(found) == 1 else b"-"

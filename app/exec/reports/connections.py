@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from shellback.exec.proxy.journal import FORMER, file_of
 from shellback.exec.wire import layout
 
 
@@ -35,15 +36,15 @@ class Connection:
 def connections(home: Path, scope: str | None = None) -> list[Connection]:
     """The connections of one conversation, or of all, oldest first; blocks. Damaged lines are left out."""
     found: dict[str, Connection] = {}
-    for line in _lines(home):
+    for line in _lines(home / layout.NETWORK, "*" if scope is None else file_of(scope)):
         with contextlib.suppress(ValueError, TypeError):
             one = Connection(**json.loads(line))
-            if scope is None or one.scope == scope:
-                found[one.id] = replace(one, at=min(one.at, found.get(one.id, one).at))
-    return list(found.values())
+            found[one.id] = one
+    return sorted(found.values(), key=lambda one: one.at)
 
 
-def _lines(home: Path) -> Iterator[bytes]:
-    for name in (f"{layout.NETWORK}.1", layout.NETWORK):
-        with contextlib.suppress(FileNotFoundError):
-            yield from (home / name).read_bytes().splitlines()
+def _lines(place: Path, name: str) -> Iterator[bytes]:
+    for former in (FORMER, ""):
+        for path in place.glob(f"{name}{former}"):
+            with contextlib.suppress(FileNotFoundError):
+                yield from path.read_bytes().splitlines()

@@ -7,10 +7,13 @@ Without a port it means 80 and 443. An address never stands for a name, and a na
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+BYTES: Final = 12 * 1024
+"""Of a list, as JSON: the keeper gets it in one message with what else it holds of an instance."""
 USUAL: Final = frozenset({80, 443})
 _NAME_BYTES: Final = 253
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -36,7 +39,10 @@ class Entry(NamedTuple):
 
 
 class Hosts:
-    """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`."""
+    """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`.
+
+    `shown` has both, for people.
+    """
 
     def __init__(self, entries: Iterable[str], private: Iterable[str] = ()) -> None:
         """Raises ValueError if one is wrong."""
@@ -44,8 +50,12 @@ class Hosts:
         self.private = tuple(map(addresses, private))
         self.words = tuple(one.text for one in self.entries)
         self.ranges = tuple(map(str, self.private))
-        if len(self.entries) > 1 and any(one.host == "*" for one in self.entries):
+        names = {one.host for one in self.entries}
+        if "*" in names and len(names) > 1:
             raise ValueError("* stands beside others, which then mean nothing: leave it or them out")
+        if len(json.dumps([self.words, self.ranges])) > BYTES:
+            raise ValueError(f"the list is longer than {BYTES} bytes: use wildcards, as in *.example.org")
+        self.shown = (*self.words, *(f"private {one}" for one in self.ranges))
 
     def allowing(self, host: str, port: int) -> Entry | None:
         """The first entry that allows a connection to this host, as `canonical` writes it."""
@@ -65,7 +75,11 @@ def entry(text: str) -> Entry:
     ports = USUAL if not port else frozenset[int]() if port == "*" else frozenset({int(port)})
     if host == "*":
         return Entry(text, host, ports)
-    return Entry(text, f"*.{canonical(host[2:])}" if host.startswith("*.") else canonical(host), ports)
+    if not host.startswith("*."):
+        return Entry(text, canonical(host), ports)
+    if is_address(name := canonical(host[2:])):
+        raise ValueError(f"{text!r} can never match: name each address")
+    return Entry(text, f"*.{name}", ports)
 
 
 def split(text: str, *, default: str) -> tuple[str, str]:
@@ -97,7 +111,10 @@ def canonical(host: str) -> str:
     """
     found = host.lower().removesuffix(".")
     if "%" not in found and is_address(found):
-        return str(ipaddress.ip_address(found))
+        address = ipaddress.ip_address(found)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            raise ValueError(f"{found!r} is another form of an address: write {address.ipv4_mapped}")
+        return str(address)
     if len(found) > _NAME_BYTES or not _NAME.fullmatch(found) or _NUMBER.fullmatch(found.rpartition(".")[2]):
         raise ValueError(f"{host[:80]!r} is no name of a host: write it in ASCII, as in xn--bcher-kva.example")
     return found
@@ -119,12 +136,18 @@ def is_address(host: str) -> bool:
     return True
 
 
-_TRANSLATED: Final = tuple(
-    map(ipaddress.ip_network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"))
-)
-"""IPv6 addresses behind which an IPv4 address stands."""
+_OTHER: Final = (
+    # Behind which another address stands, or which are no host's.
+    "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "192.88.99.0/24",
+    # Of a cloud, for its own machines.
+    "168.63.129.16/32",
+)  # fmt: skip
+_REFUSED: Final = tuple(map(ipaddress.ip_network, _OTHER))
+_GLOBAL: Final = ipaddress.ip_network("2000::/3")
+"""What has been given to hosts of the internet, of all IPv6 addresses; source: RFC 4291, 2.4, and IANA's registries."""
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Whether it is the address of one host of the internet, without another address behind it."""
-    return address.is_global and not address.is_multicast and not any(address in one for one in _TRANSLATED)
+    assigned = address.version == 4 or address in _GLOBAL
+    return assigned and address.is_global and not address.is_multicast and not any(address in one for one in _REFUSED)

@@ -5,7 +5,7 @@ version.N                    empty; N is the version of what is in here
 host_id                      random, made once
 bells/                       a socket per queue and worker: a datagram says that an item was enqueued
 desk/                        a socket per worker that answers questions of commands
-network.jsonl, .1            what sandboxes connected to, by the proxy
+network/                     what sandboxes connected to, by the proxy: a file for each conversation, and its last one
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
@@ -33,7 +33,7 @@ BELLS: Final = "bells"
 SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
-NETWORK: Final = "network.jsonl"
+NETWORK: Final = "network"
 DIARY: Final = "supervisor.log"
 PROXY_LOG: Final = "proxy.log"
 STUBS: Final = "stubs.json"

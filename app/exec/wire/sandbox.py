@@ -31,13 +31,17 @@ CONTAINED: Final = "/workspace"
 
 PROXY_PORT: Final = 3128
 """Of the loopback of an instance with a list of hosts; the proxy accepts there."""
+PROXY_CONTROL: Final = 3
+"""The descriptor on which the proxy is told what to serve."""
+PROXY_MESSAGE: Final = 1 << 16
+"""The most bytes of one such message."""
 
 FIXED: Final = "fixed"
 READ_ONLY: Final = "readonly"
 STUB: Final = "stub"
 MASKED: Final = "masked"
 
-_WORDS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidden", "hosts", "private")
+_WORDS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidden")
 
 
 def _above(path: str) -> Iterator[str]:
@@ -131,7 +135,9 @@ class Sandbox:
             placeholders=tuple(zip(places[::2], places[1::2], strict=True)),
             held=tuple(zip(held[::3], held[1::3], held[2::3], strict=True)),
             private_net=bool(message.get("private_net")),
-            scope=field_of(message, "scope", str),
+            # Older workers do not name these.
+            scope=field_of({"scope": "", **message}, "scope", str),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
             **{name: words_of(message, name) for name in _WORDS},
+            **{name: words_of({name: [], **message}, name) for name in ("hosts", "private")},
         )

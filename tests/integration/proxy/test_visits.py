@@ -26,6 +26,8 @@ class Scene:
     web: int = 0
     tls: int = 0
     echo: int = 0
+    late: int = 0
+    mute: int = 0
     heard: list[bytes] = field(default_factory=list[bytes])
     visits: list[Facts] = field(default_factory=list[Facts])
     begun: list[Facts] = field(default_factory=list[Facts])
@@ -96,6 +98,20 @@ async def scene(tmp_path: Path, anyio_backend: str) -> AsyncGenerator[Scene]:
             writer.write(data)
         writer.close()
 
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await reader.read(1)
+                return  # the client has left, as far as can be seen
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nlate")
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):
+            pass
+        await found.ended.wait()
+        writer.close()
+
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def resolve(_host: str) -> list[str]:
             return found.addresses
@@ -126,8 +142,8 @@ async def scene(tmp_path: Path, anyio_backend: str) -> AsyncGenerator[Scene]:
             return port
 
         found.web, found.tls, found.echo = await serving(web), await serving(echo, context), await serving(echo)
-        found.proxy = await serving(visit)
-        ports = [f"example.org:{port}" for port in (found.web, found.tls, found.echo)]
+        found.proxy, found.late, found.mute = await serving(visit), await serving(late), await serving(mute)
+        ports = [f"example.org:{port}" for port in (found.web, found.tls, found.echo, found.late, found.mute)]
         found.hosts = Hosts(["example.org", *ports], ["127.0.0.0/8"])
         yield found
         assert not tasks or not (await asyncio.wait(tasks, timeout=20))[1]
@@ -189,6 +205,47 @@ async def test_a_request_with_two_lengths_is_read_as_servers_have_to_read_it(sce
     assert scene.heard[1] == b"3\r\nabc\r\n0\r\n\r\n"
 
 
+async def test_a_server_that_answers_late_is_waited_for(scene: Scene) -> None:
+    """Servers take the end of the stream for that of the client: uvicorn, Go and Node then answer nothing."""
+    answer = await scene.ask(f"GET http://example.org:{scene.late}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    assert answer.endswith(b"late")
+
+
+async def test_a_server_that_says_nothing_to_nobody_is_left(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellback.exec.proxy.visit.LEFT_S", 0.2)
+    assert await scene.ask(socks("example.org", scene.mute), whole=True)
+    assert "said nothing" in scene.visits[0].refused
+
+
+async def test_what_no_server_would_take_is_refused_with_a_reason_and_no_error(scene: Scene) -> None:
+    url = f"http://example.org:{scene.web}/"
+    for head in (
+        f"CONNECT example.org:{'1' * 5000} HTTP/1.1\r\nHost: a\r\n\r\n",
+        f"CONNECT example.org:{scene.web} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "GET http://example.org:443/ HTTP/1.1\r\nHost: a\r\n\r\n",
+    ):
+        await scene.ask(head.encode(), whole=True)
+        assert scene.visits[-1].refused
+        assert "failed" not in scene.visits[-1].refused
+    assert scene.heard == []
+    body = "Connection: content-length\r\nContent-Length: 3\r\n\r\nabc"
+    assert (await scene.ask(f"POST {url} HTTP/1.1\r\nHost: a\r\n{body}".encode())).endswith(b"hello")
+    assert b"content-length: 3" in scene.heard[0].lower()
+
+
+async def test_a_head_in_very_many_pieces_is_refused(scene: Scene) -> None:
+    reader, writer = await scene.through(f"CONNECT example.org:{scene.tls} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), 0)
+    writer.write(b"\x16")
+    with contextlib.suppress(ConnectionError):
+        while not scene.ended.is_set():
+            writer.write(b"\x03")
+            await writer.drain()
+            await asyncio.sleep(0)
+    assert "pieces" in scene.visits[0].refused or "damaged" in scene.visits[0].refused
+    del reader
+    await closed(writer)
+
+
 async def test_headers_for_the_proxy_stay_with_it(scene: Scene) -> None:
     url = f"http://example.org:{scene.web}/"
     fields = "Proxy-Authorization: secret\r\nConnection: X-Hop\r\nX-Hop: 1\r\nUpgrade: websocket\r\nX-Stays: 1\r\n"
@@ -237,7 +294,10 @@ async def test_a_tunnel_lets_the_server_speak_first_and_carries_other_protocols(
     "inside",
     [b"GET / HTTP/1.1\r\nHost: example.net\r\n\r\n",
      b"GET / HTTP/1.1\r\nHost: example.org\r\nHost: example.net\r\n\r\n",
-     b"GET / HTTP/1.1\r\n\r\n", b"GET http://example.net/ HTTP/1.1\nhost : example.org\n\n"],
+     b"GET / HTTP/1.1\r\n\r\n", b"GET http://example.net/ HTTP/1.1\nhost : example.org\n\n",
+     b"\r\nGET / HTTP/1.1\r\nHost: example.net\r\n\r\n", b"get / http/1.1\r\nHost: example.net\r\n\r\n",
+     b"CONNECT example.net:1 HTTP/1.1\r\nHost: example.org\r\n\r\n",
+     b"GET http://example.net/ HTTP/1.1\r\nHost: example.org\r\n\r\n"],
 )  # fmt: skip
 async def test_a_request_in_a_tunnel_has_to_name_the_host_of_the_tunnel(scene: Scene, inside: bytes) -> None:
     answer = await scene.ask(f"CONNECT example.org:{scene.echo} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), inside)

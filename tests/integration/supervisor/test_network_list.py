@@ -135,3 +135,44 @@ async def test_without_an_instance_there_is_no_proxy(net: Net) -> None:
     assert len(net.proxies()) == 1
     await net.box.finish()
     await until(lambda: not net.proxies())
+
+
+async def test_many_instances_are_served_after_the_death_of_the_supervisor(net: Net) -> None:
+    long = [f"{'a' * 50}.{number}.example" for number in range(150)]
+    net.box.backend = BubblewrapBackend(net.box.workspace, network=Hosts([f"127.0.0.1:{net.port}", *long]))
+    names = [f"n{number}" for number in range(20)]
+    text = f"echo ready; read -r _; {CURL} {net.url}"
+    env = {"PATH": "/usr/bin:/bin", **PROXIED}
+    for name in names:
+        await net.box.start(name, "bash", "-c", text, env=env, scope=name, keep_stdin_open=True, shows=b"ready")
+    await net.box.kill_supervisor()
+    for name in names:
+        await net.box.client.write(name, b"\n")
+    for name in names:
+        await net.box.exit(name)
+        assert net.box.log(name) == b"ready\nfirst\nlast\n"
+
+
+async def test_what_waits_at_the_end_of_a_proxy_is_served_by_the_next(net: Net) -> None:
+    await net.sh("before", f"{CURL} {net.url}")
+    (proxy,) = net.proxies()
+    os.kill(proxy, signal.SIGSTOP)
+    for number in range(5):
+        await net.box.start(
+            f"w{number}", "bash", "-c", f"echo begun; {CURL} {net.url}", env={"PATH": "/usr/bin", **PROXIED}
+        )
+        await net.box.until_log(f"w{number}", b"begun")
+    await net.box.kill_supervisor()
+    await net.box.client.connect()
+    os.kill(proxy, signal.SIGCONT)
+    for number in range(5):
+        await net.box.exit(f"w{number}")
+        assert net.box.log(f"w{number}") == b"begun\nfirst\nlast\n"
+
+
+async def test_a_list_that_the_keeper_cannot_take_fails_the_start_and_not_the_keeper(net: Net) -> None:
+    sandbox = await net.box.planned("long", hosts=tuple(f"{'a' * 50}.{number}.example" for number in range(1000)))
+    answer = await net.box.start("long", "true", sandbox=sandbox)
+    assert answer["outcome"] == "start_failed"
+    assert (await net.box.pids())[1]
+    assert await net.sh("after", f"{CURL} {net.url}") == "first\nlast\n"

@@ -51,6 +51,7 @@ def test_an_entry_allows_exactly_what_it_says(text: str, host: str, port: int, *
         "[2001:db8::1]x", "exa mple.org", "b\u00fccher.example", "example.org\0.evil.example",
         "-a.example", "a..example",
         "2130706433", "0x7f.1", "127.1", "0177.0.0.1", "1.2.3.4.5", "fe80::1%eth0", "a" * 64 + ".example", "@set",
+        "[::ffff:10.0.0.1]:80", "*.1.2.3.4",
     ],
 )  # fmt: skip
 def test_what_programs_could_read_differently_is_no_entry(text: str) -> None:
@@ -86,11 +87,18 @@ def test_what_is_canonical_stays_as_it_is_and_is_read_by_the_system_in_the_same_
         ("255.255.255.255", False), ("::1", False), ("fe80::1", False), ("fd00::1", False), ("ff02::1", False),
         ("::ffff:127.0.0.1", False), ("::ffff:93.184.216.34", False), ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
-        ("::127.0.0.1", False), ("2001:0:7f00:1::", False),
+        ("::127.0.0.1", False), ("::ffff:0:a00:1", False), ("fec0::1", False), ("4000::1", False), ("3fff::1", False),
+        ("168.63.129.16", False), ("192.88.99.1", False), ("2001:0:7f00:1::", False),
     ],
 )  # fmt: skip
 def test_only_an_address_of_the_internet_is_public(address: str, *, public: bool) -> None:
     assert is_public(ipaddress.ip_address(address)) is public
+
+
+def test_a_list_fits_into_a_message_however_it_is_written() -> None:
+    assert Hosts(["*:80", "*:443"]).allowing("example.org", 80)
+    with pytest.raises(ValueError, match="use wildcards"):
+        Hosts([f"a{number}" for number in range(3000)])
 
 
 def test_a_name_has_a_private_address_only_in_a_range_that_was_named() -> None:

@@ -27,8 +27,6 @@ from shellback.exec.wire.hosts import Hosts
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
 WORKSPACES: Final = 64
-HOSTS_BYTES: Final = 16 * 1024
-"""Of all entries of `[network]`: they are passed to the supervisor's keeper in one message."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 """The name of a workspace."""
 _TIERS: Final = {str(tier): tier for tier in Tier}
@@ -95,11 +93,16 @@ def network(path: Path | None) -> Hosts:
     Raises:
         PolicyUnusable: The file cannot be trusted, or the table is wrong or lists no host.
     """
-    found = Hosts(()) if path is None else _Reader(path, _text(path)).network()
+    found = listed_in(path)
     if not found.entries:
         where = "there is no shellback.toml" if path is None else f"{path} has no hosts"
         raise PolicyUnusable(f"NETWORK=list, and {where}: write hosts = [...] in [network] there, or set NETWORK=off")
     return found
+
+
+def listed_in(path: Path | None) -> Hosts:
+    """The same; without a file or hosts, an empty list."""
+    return Hosts(()) if path is None else _Reader(path, _text(path)).network()
 
 
 def _text(path: Path) -> str:
@@ -232,10 +235,7 @@ class _Reader:
                 raise self._wrong(start, "hosts", f"{text!r} names no set", "define it in [network.sets]")
         hosts = list(dict.fromkeys(hosts))
         self._entries(hosts, "hosts", start)
-        private = self._strings(given, "private", start)
-        if sum(map(len, (*hosts, *private))) > HOSTS_BYTES:
-            raise self._wrong(start, "hosts", f"longer than {HOSTS_BYTES} bytes", "use wildcards, as in *.example.org")
-        return self._entries(hosts, "private", start, private)
+        return self._entries(hosts, "private", start, self._strings(given, "private", start))
 
     def _entries(self, hosts: Sequence[str], key: str, start: int, private: Sequence[str] = ()) -> Hosts:
         try:

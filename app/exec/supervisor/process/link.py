@@ -7,6 +7,7 @@ and the orders of the service manager: `end` and `retire`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -61,6 +62,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def send(link: socket.socket, message: Message, fds: list[int] | None = None) -> None:
     """Send one message; the receiver gets it and the descriptors even if we end at once."""
     data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > MAX_MESSAGE:
+        # Cut off, it would end the receiver.
+        raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes for the keeper")
     if fds:
         socket.send_fds(link, [data], fds)
     else:

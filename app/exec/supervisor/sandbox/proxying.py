@@ -5,7 +5,6 @@ The keeper holds the listeners, so no proxy that ends, and no supervisor, loses 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -15,19 +14,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from shellback.exec.supervisor.loop import IN, Loop
+from shellback.exec.supervisor.loop import IN, OUT, Loop, now
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox import namespaces
+from shellback.exec.supervisor.sandbox.bwrap import give_up
 from shellback.exec.wire import layout
 from shellback.exec.wire.descriptors import closing
-from shellback.exec.wire.sandbox import PROXY_PORT, Bounds, Sandbox
+from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT, Bounds, Sandbox
 
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
+LISTEN_S: Final = 5.0
 _WAITING: Final = 256
-_CONTROL: Final = 3
 _AGAIN_S: Final = 1.0
-_MESSAGE: Final = 1 << 18
+_RARELY_S: Final = 60.0
+_LOG_BYTES: Final = 1 << 20
 _ROOT: Final = os.path.abspath(__file__).rsplit(os.sep, 5)[0]
 _CODE: Final = "import sys; sys.path.insert(0, {root!r}); from shellback.exec.proxy.program import main; main()"
 _SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -54,12 +55,22 @@ def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
     with ours:
         with theirs:
             pid = namespaces.in_child(work, theirs.fileno(), move=False)
-        said, fds, _, _ = socket.recv_fds(ours, _MESSAGE, 1)
-    os.waitpid(pid, 0)
+        ours.settimeout(LISTEN_S)
+        try:
+            said, fds, _, _ = socket.recv_fds(ours, PROXY_MESSAGE, 1)
+        finally:
+            give_up(pid)
     if not fds:
         raise OSError(errno.EIO, f"no listener for the proxy: {said.decode('utf-8', 'replace').strip()}")
     os.set_inheritable(fds[0], False)
     return fds[0]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 class Proxying:
@@ -70,48 +81,69 @@ class Proxying:
 
     def __init__(self, loop: Loop, home: str | None, diary: Diary) -> None:
         self._loop = loop
-        self._records = os.devnull if home is None else os.path.join(home, layout.NETWORK)
+        self._records = [] if home is None else [os.path.join(home, layout.NETWORK)]
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._untold: dict[str, None] = {}
+        """The instances about which the proxy has yet to be told, in order."""
         self._control: socket.socket | None = None
+        self._failures = 0
+        self._waits = False
 
     def serve(self, key: str, fd: int, facts: dict[str, Any]) -> None:
         """Have connections to the listener `fd`, which stays the caller's, served by the list in `facts`."""
         self._served[key] = fd, facts
-        if self._control is None:
-            self._start()
-        else:
-            self._pass(key)
+        self._untold[key] = None
+        self._tell()
 
     def drop(self, key: str) -> None:
-        """Serve an instance no more; without another one, the proxy ends with its last connection."""
-        if self._served.pop(key, None) is None or self._control is None:
-            return
-        if self._served:
-            self._send({"key": key})
-        else:
-            self._control.close()
-            self._control = None
+        """Serve an instance no more, and cut what is open; without another instance, the proxy ends."""
+        if self._served.pop(key, None) is not None:
+            self._untold[key] = None
+            self._tell()
 
     def close(self) -> None:
         """Let the proxy end with its last connection."""
         self._served.clear()
+        self._untold.clear()
         if self._control is not None:
+            self._loop.forget(self._control.fileno())
             self._control.close()
             self._control = None
 
+    def _tell(self) -> None:
+        if self._control is None:
+            if not self._waits:
+                self._start()
+            return
+        while self._untold:
+            key = next(iter(self._untold))
+            fds, message = [], {"key": key, "op": "drop"}
+            if key in self._served:
+                fd, facts = self._served[key]
+                fds, message = [fd], {"key": key, "op": "serve", **facts}
+            try:
+                socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+            except BlockingIOError:
+                self._loop.change(self._control.fileno(), OUT)
+                return
+            except OSError:
+                return  # it has ended: its successor is told all
+            del self._untold[key]
+        self._loop.change(self._control.fileno(), 0)
+        if not self._served:
+            self.close()
+
     def _start(self) -> None:
+        self._waits = False
         if not self._served or self._control is not None:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), self._records]
+        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._records]
         try:
-            with (
-                theirs,
-                closing(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as said,
-            ):
+            with theirs, closing(self._opened_log()) as said:
                 pid = os.posix_spawn(
                     argv[0],
                     argv,
@@ -120,7 +152,7 @@ class Proxying:
                         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
                         (os.POSIX_SPAWN_DUP2, said, 1),
                         (os.POSIX_SPAWN_DUP2, said, 2),
-                        (os.POSIX_SPAWN_DUP2, theirs.fileno(), _CONTROL),
+                        (os.POSIX_SPAWN_DUP2, theirs.fileno(), PROXY_CONTROL),
                     ],
                     setsigdef=_SIGNALS,
                     setsigmask=(),
@@ -129,30 +161,33 @@ class Proxying:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             control.close()
-            self._diary.note(f"the proxy does not start: {error.strerror}")
-            self._loop.after(_AGAIN_S, self._start)
+            self._later(f"the proxy does not start: {error.strerror}")
             return
+        began = now()
         self._control = control
-        self._loop.watch(pidfd, lambda _events: self._ended(pidfd, control), IN)
-        for key in self._served:
-            self._pass(key)
+        self._loop.watch(control.fileno(), lambda _events: self._tell(), OUT)
+        self._loop.watch(pidfd, lambda _events: self._ended(pidfd, control, began), IN)
+        self._untold = dict.fromkeys(self._served)
 
-    def _pass(self, key: str) -> None:
-        fd, facts = self._served[key]
-        self._send({"key": key, **facts}, fd)
+    def _opened_log(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self._log, flags | (os.O_TRUNC if _size(self._log) > _LOG_BYTES else 0), 0o600)
 
-    def _send(self, message: dict[str, Any], *fds: int) -> None:
-        assert self._control is not None
-        # If it has ended, its successor gets all.
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+    def _later(self, why: str) -> None:
+        after_s = min(_AGAIN_S * 2**self._failures, _RARELY_S)
+        self._failures += 1
+        self._waits = True
+        self._diary.note(f"{why}; {layout.PROXY_LOG} may say why, and another one starts in {after_s:g} s")
+        self._loop.after(after_s, self._start)
 
-    def _ended(self, pidfd: int, control: socket.socket) -> None:
+    def _ended(self, pidfd: int, control: socket.socket, began: float) -> None:
         self._loop.forget(pidfd)
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         os.close(pidfd)
         if self._control is control:
-            self._diary.note(f"the proxy has ended: {ended.si_status if ended else '?'}")
+            self._loop.forget(control.fileno())
             control.close()
             self._control = None
-            self._loop.after(_AGAIN_S, self._start)
+            if now() - began > _RARELY_S:
+                self._failures = 0
+            self._later(f"the proxy has ended: {ended.si_status if ended else '?'}")
