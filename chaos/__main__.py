@@ -102,8 +102,6 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         for part, every in ((watched_cells(), 2), (foreground_cells(), 2), (client_cells(), 4))
         for number, database in enumerate([options.database] if options.database else REPEATS)
         for cell in part[number :: every if options.quick else 1]
-        # On Postgres those of tasks are not clean at a high load, for a reason that is not known yet.
-        if not (options.quick and database == "postgres" and cell.is_task)
     ]
     one = options.database or "sqlite"
     rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]

@@ -126,8 +126,9 @@ class _Tasks(_Connections[Wire]):
             await self._approved(asyncio.to_thread(self._made.session, "nonce"))
             await one.ask("tasks/cancel", {"taskId": self._task})
         assert (await one.task(self._task))["status"] == "cancelled", "a cancelled task stays so"
-        await one.call("process_wait", session_ids=[self._task])
-        found = await one.call("process_poll", session_id=self._task)
+        # Without the extension: else a call that is only slow is answered as a task, with no facts.
+        await one.call("process_wait", extension=False, session_ids=[self._task])
+        found = await one.call("process_poll", extension=False, session_id=self._task)
         if found["structuredContent"]["state"] != "running":
             self._tell(found["structuredContent"])
 

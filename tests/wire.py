@@ -106,11 +106,13 @@ class Wire:
 @asynccontextmanager
 async def wire(on: Stage, *options: str) -> AsyncGenerator[Wire]:
     """A client and the server that it has started; a kill ends it."""
+    # A session of its own, as the SDK's client does: Linux gives each session one share of the cores (autogroup), and
+    # many servers in that of the tests get so little under load that their start takes minutes.
     with (on.root / "said").open("a") as said:
         process = await asyncio.create_subprocess_exec(
             *PROGRAM, "mcp", "--conversation", "build", *options,
             env={**OURS, **on.environ}, cwd=on.root, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=said, limit=2**24,
+            stderr=said, limit=2**24, start_new_session=True,
         )  # fmt: skip
     made = Wire(on, process)
     try:
