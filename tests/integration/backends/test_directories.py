@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shellback.exec.backends.directories import making, removing
+from shellback.exec.backends.directories import making, marks, removing
 from shellback.exec.backends.directories.unsaved import unsaved
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.runner import Runner, make_workspace
@@ -76,6 +76,23 @@ class World:
         directory = self.root / name
         return removing.remove(self.named(origin), directory, state=self.state, who=self.who, free=lambda: True)
 
+    def killed(self, point: str, origin: str, call: str) -> int:
+        """The exit status of a process that is killed at a crash point of a call."""
+        points = self.place / "points"
+        points.mkdir()
+        arm(points, point, "kill self")
+        code = (
+            "from pathlib import Path, PosixPath\n"
+            "from shellback.exec.backends.directories import making, removing\n"
+            "from shellback.exec.core.runner import Runner\n"
+            "from shellback.exec.policy.rules.named import NamedWorkspace\n"
+            "from shellback.exec.wire import crashpoints\n"
+            f"crashpoints.arm_from({str(points)!r})\n"
+            f"named, state = {self.named(origin)!r}, Path({str(self.state)!r})\n"
+            f"talk = named.path / 'talk'\n{call}\n"
+        )
+        return subprocess.run([sys.executable, "-c", code], check=False).returncode
+
 
 @pytest.fixture
 def world() -> Generator[World]:
@@ -116,21 +133,7 @@ def test_no_object_of_a_clone_is_shared_with_its_source(world: World) -> None:
 def test_a_kill_leaves_nothing_half_made_that_is_used_and_a_repeat_finds_it(
     world: World, origin: str, point: str
 ) -> None:
-    points = world.place / "points"
-    points.mkdir()
-    arm(points, point, "kill self")
-    code = (
-        "from pathlib import Path\n"
-        "from shellback.exec.backends.directories import making\n"
-        "from shellback.exec.core.runner import Runner\n"
-        "from shellback.exec.policy.rules.named import NamedWorkspace\n"
-        "from shellback.exec.wire import crashpoints\n"
-        f"crashpoints.arm_from({str(points)!r})\n"
-        f"named = NamedWorkspace(path=Path({str(world.root)!r}), per_conversation=True, origin={origin!r},"
-        f" source=Path({str(world.source)!r}))\n"
-        f"making.ensured(named, named.path / 'talk', state=Path({str(world.state)!r}), who=Runner())\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert world.killed(point, origin, "making.ensured(named, talk, state=state, who=Runner())") == -9
     assert (world.root / "talk").exists() is (point == "directory.renamed")
     made = world.make(origin)
     assert git(made, "status", "--porcelain") == ""
@@ -296,6 +299,93 @@ def test_without_a_repository_files_are_work(world: World) -> None:
     assert world.kept("empty") == "it has files, and no repository tells whether they are needed"
 
 
+def _closed(made: Path) -> None:
+    make_workspace(made / "closed")
+    (made / "closed" / "new").write_text("work")
+    if os.geteuid() == 0:
+        os.chown(made / "closed", 0, 0)
+    (made / "closed").chmod(0o700 if os.geteuid() == 0 else 0)
+
+
+def _detached(made: Path) -> None:
+    git(made, "checkout", "-q", "--detach")
+    git(made, "remote", "remove", "origin")
+    git(made, "branch", "-q", "-D", "main")
+    shutil.rmtree(made.parent.parent / "source")
+
+
+def _other_format(made: Path) -> None:
+    shutil.rmtree(made / ".git")
+    (made / "file").unlink()
+    git(made, "init", "-q", "--object-format=sha256")
+    git(made, "commit", "-q", "--allow-empty", "-m", "work")
+
+
+def _other_refs(made: Path) -> None:
+    refs = made / ".git" / "refs"
+    (made / ".git" / "HEAD").write_text("ref: refs/heads/.invalid\n")
+    (made / ".git" / "packed-refs").unlink()
+    shutil.rmtree(refs)
+    refs.mkdir()
+    (refs / "heads").write_text("this repository uses the reftable format\n")
+    (made / "file").unlink()
+
+
+def _modules(made: Path) -> None:
+    (made / ".git" / "modules").mkdir()
+    make_workspace(made / ".git" / "modules" / "part")
+    git(made / ".git" / "modules" / "part", "init", "-q", "--bare")
+
+
+def _nested(made: Path) -> None:
+    make_workspace(made / "lib")
+    (made / "lib" / "file").write_text("one\n")
+    give(made)
+    git(made, "add", "-A")
+    git(made, "commit", "-q", "-m", "lib")
+    git(made, "push", "-q", "origin", "HEAD:refs/heads/pushed")
+    git(made / "lib", "init", "-q")
+    git(made / "lib", "commit", "-q", "--allow-empty", "-m", "work")
+
+
+def _last_of_many(made: Path) -> None:
+    make_workspace(made / "many")
+    for at in range(7000):
+        (made / "many" / f"{'x' * 120}{at}").touch()
+    make_workspace(made / "zzz")
+    git(made / "zzz", "init", "-q")
+    git(made / "zzz", "commit", "-q", "--allow-empty", "-m", "work")
+    give(made)
+    git(made, "-c", "advice.addEmbeddedRepo=false", "add", "-A")
+    git(made, "commit", "-q", "-m", "many")
+    git(made, "push", "-q", "origin", "HEAD:refs/heads/pushed")
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [_closed, _detached, _other_format, _other_refs, _modules, _nested, _last_of_many],
+    ids=lambda one: one.__name__,
+)
+def test_work_that_git_does_not_show_at_once_is_found(world: World, hide: Callable[[Path], None]) -> None:
+    made = world.make("clone")
+    hide(made)
+    assert world.kept("clone") is not None
+
+
+def test_a_repository_around_the_private_directory_is_not_obeyed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world.make("clone")
+    world.commit(made)
+    around, other = world.place / "around", world.place / "other"
+    for place in (around, other):
+        make_workspace(place)
+        git(place, "init", "-q")
+    git(other, "fetch", "-q", str(made), "HEAD:refs/heads/taken")
+    git(around, "config", f"url.{other}.insteadOf", str(world.source))
+    around.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(around))
+    assert world.kept("clone") == "it has commits that are nowhere else"
+
+
 def test_nothing_of_a_hostile_repository_is_executed_by_the_look(world: World) -> None:
     made, trap = world.make("clone"), world.place / "trap"
     make_workspace(trap)
@@ -423,3 +513,29 @@ def test_a_removal_that_was_interrupted_is_finished(world: World) -> None:
     removing.finish(world.root)
     assert world.left() == [".shellback"]
     world.make("empty")
+
+
+@pytest.mark.parametrize("origin", ["empty", "worktree"])
+def test_a_kill_in_a_removal_leaves_the_name_free(world: World, origin: str) -> None:
+    world.make(origin)
+    call = "removing.remove(named, talk, state=state, who=Runner(), free=lambda: True)"
+    assert world.killed("directory.aside", origin, call) == -9
+    assert not (world.root / "talk").exists()
+    assert world.make(origin).is_dir()
+    assert world.remove(origin)
+    assert world.left() == [".shellback"]
+
+
+def test_a_removal_that_fails_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world.make("empty")
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, "busy")
+
+    monkeypatch.setattr(os, "rename", busy)
+    with pytest.raises(OSError, match="busy"):
+        world.remove("empty")
+    assert marks.made(world.state, made)
+    made.rmdir()
+    with pytest.raises(WorkspaceUnusable, match="is missing"):
+        world.make("empty")

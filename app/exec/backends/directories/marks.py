@@ -14,6 +14,8 @@ from typing import Final
 from shellback.exec.wire import linux
 
 _MADE: Final = b"made\n"
+_GOES: Final = b"goes\n"
+"""As long as the other, and written in its place."""
 _PLACE: Final = "directories"
 
 
@@ -31,12 +33,14 @@ class Mark:
             self.made = True
 
     def forget(self) -> None:
-        """Forget it: the directory may be made again."""
-        self.made = False
+        """Forget it before it is removed: it may be made again, also after a crash. Raises OSError."""
+        if self.made:
+            os.pwrite(self.descriptor, _GOES, 0)
+            self.made = False
 
 
 def made(state: Path, directory: Path) -> bool:
-    """Whether it is noted in a state directory that a directory was made."""
+    """Whether it is noted in a state directory that a directory was made, and not that it has gone."""
     try:
         return _file(state, directory).stat().st_size > 0
     except OSError:
@@ -57,7 +61,7 @@ def marked(state: Path, directory: Path) -> Generator[Mark]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink == 0:
                 continue  # whoever held it has removed the file
-            mark = Mark(descriptor, os.fstat(descriptor).st_size > 0)
+            mark = Mark(descriptor, os.pread(descriptor, len(_MADE), 0) == _MADE)
             try:
                 yield mark
             finally:

@@ -23,7 +23,7 @@ from shellback.exec.core.runner import Runner
 KILLED: Final = frozenset({-9, 124, 137})
 """Exit statuses that mean that the time was over."""
 _SAID: Final = 4000
-_READ: Final = 1 << 20
+_READ: Final = 1 << 26
 _GRACE_S: Final = 5.0
 # What a repository may set itself is set here as well, and this comes last.
 _SETTINGS: Final = (
@@ -48,16 +48,17 @@ class Programs:
     held: tuple[int, ...] = ()
     """Descriptors that programs keep open, so that a lock outlives us as long as they run."""
 
-    def git(self, *words: str, seconds: float, cwd: Path, **environ: str) -> str:
+    def git(self, *words: str, seconds: float, cwd: Path, silent: bool = False, **environ: str) -> str:
         """The output of a git command; raises as `run`. Local repositories only are reached, and only by `clone`."""
         settings = (part for one in _SETTINGS for part in ("-c", one))
-        return self.run("git", *settings, *words, seconds=seconds, cwd=cwd, **environ)
+        return self.run("git", *settings, *words, seconds=seconds, cwd=cwd, silent=silent, **environ)
 
-    def run(self, program: str, *words: str, seconds: float, cwd: Path, **environ: str) -> str:
-        """The first mebibyte of what a program prints. Blocks.
+    def run(self, program: str, *words: str, seconds: float, cwd: Path, silent: bool = False, **environ: str) -> str:
+        """What a program prints. Blocks.
 
         Raises:
-            ProgramFailed: It is not installed, failed, or was killed after `seconds`.
+            ProgramFailed: It is not installed, failed, printed more than 64 MiB, or was killed after `seconds`; with
+                `silent` also if it has warned of anything.
         """
         found, timeout = shutil.which(program, path=CHILD_PATH), shutil.which("timeout", path=CHILD_PATH)
         if found is None:
@@ -88,11 +89,15 @@ class Programs:
                 raise ProgramFailed(f"{program} cannot be started in {cwd}: {error.strerror}") from None
             if done in KILLED:
                 raise ProgramFailed(f"{program} was not done after {seconds:g} s")
-            if done != 0:
-                err.seek(0)
-                raise ProgramFailed(f"{program}: {_reason(err.read(_SAID)) or f'exit status {done}'}")
+            err.seek(0)
+            said = err.read(_SAID)
+            if done != 0 or (silent and said):
+                raise ProgramFailed(f"{program}: {_reason(said) or f'exit status {done}'}")
             out.seek(0)
-            return os.fsdecode(out.read(_READ))
+            printed = out.read(_READ + 1)
+            if len(printed) > _READ:
+                raise ProgramFailed(f"{program} has printed more than {_READ} bytes")
+            return os.fsdecode(printed)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -107,6 +112,7 @@ class Programs:
             "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_NO_LAZY_FETCH": "1",
             "GIT_ALLOW_PROTOCOL": "none",
+            "GIT_CEILING_DIRECTORIES": str(self.scratch.parent),
         }
 
 

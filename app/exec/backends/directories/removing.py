@@ -35,10 +35,15 @@ def remove(named: NamedWorkspace, directory: Path, *, state: Path, who: Runner, 
         with marked(state, directory) as mark:
             if not free():
                 return False
-            with contextlib.suppress(FileNotFoundError):
+            mark.forget()
+            try:
                 aside = f"{directory.name}{_ASIDE}{secrets.token_hex(4)}"
                 os.rename(directory.name, aside, src_dir_fd=root, dst_dir_fd=area)
-            mark.forget()
+            except FileNotFoundError:
+                pass
+            except OSError:
+                mark.note()
+                raise
             reach("directory.aside")
             if named.origin == "worktree" and named.source is not None and worktrees.objection(named.source) is None:
                 with contextlib.suppress(ProgramFailed), programs(who, mark.descriptor) as run:

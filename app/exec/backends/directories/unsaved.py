@@ -7,7 +7,7 @@ borrows objects and refs. What cannot be found out counts as work.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from shellback.exec.backends.directories import worktrees
@@ -52,8 +52,9 @@ def _of_worktree(run: Programs, directory: Path, source: Path) -> str | None:
 
 def _of_repository(run: Programs, directory: Path, source: Path | None) -> str | None:
     git = directory / ".git"
-    if (git / "worktrees").is_dir() and os.listdir(git / "worktrees"):
-        return "its repository has worktrees of its own"
+    for part in ("worktrees", "modules"):
+        if os.path.lexists(git / part) and os.listdir(git / part):
+            return f"its repository has {part} of its own, which are not looked at"
     known: list[str] = []
     if source is not None:
         try:
@@ -89,21 +90,28 @@ class _Look:
             self._git("read-tree", "HEAD")
         except ProgramFailed:
             born = False
-        if refs and not born:
+        if not born and (refs or any(files for _, _, files in os.walk(self._objects))):
             return "its HEAD is no commit"
         if self._git("status", "--porcelain=v1", "-z", "--untracked-files=normal", "--ignore-submodules=all"):
             return "it has changes that are not committed"
-        tree = [one for one in self._git("ls-files", "-s", "-z").split("\0") if one.startswith(_GITLINK)]
-        if any(os.path.lexists(self._directory / one.partition("\t")[2] / ".git") for one in tree):
-            return "it has submodules, which are not looked at"
-        if refs and self._git("rev-list", "-n1", *own, "--"):
+        if self._nested():
+            return "it has submodules or other repositories, which are not looked at"
+        if born and self._git("rev-list", "-n1", *own, "--"):
             return "it has commits that are nowhere else"
         return None
+
+    def _nested(self) -> bool:
+        """Whether there are repositories at or around files of the tree; elsewhere they are untracked files."""
+        listed = [one.partition("\t") for one in self._git("ls-files", "-s", "-z").split("\0")]
+        places = {place for _, _, path in listed for place in PurePath(path).parents}
+        places |= {PurePath(path) for about, _, path in listed if about.startswith(_GITLINK)}
+        return any(os.path.lexists(self._directory / place / ".git") for place in places - {PurePath()})
 
     def _git(self, *words: str) -> str:
         return self._run.git(
             *words,
             seconds=LOOK_S,
+            silent=True,
             cwd=self._directory,
             GIT_DIR=str(self._ours),
             GIT_WORK_TREE=str(self._directory),
