@@ -205,8 +205,8 @@ def _unmade(path: Path) -> None:
 def clean(name: str, directories: tuple[str, ...], force: bool) -> None:
     """Remove directories of the workspace NAME whose conversation is gone: the named ones, or all.
 
-    One with changes that are not committed, or with commits that are nowhere else, stays, with the reason. To remove
-    it all the same, name it and give --force.
+    Only directories that were made here for conversations are removed. One with changes that are not committed, or with
+    commits that are nowhere else, stays, with the reason. To remove it all the same, name it and give --force.
 
     \b
       shellback workspaces clean api

@@ -121,7 +121,7 @@ def _do(at: Asking, name: str, **given: Any) -> Any:
 
 
 def _sent(at: Asking, asked: RunAgentInput) -> _Begun:
-    before = [one for one in asked.messages if not one.id.startswith(_own(asked))]
+    before = [one for one in asked.messages if isinstance(one, UserMessage) or not one.id.startswith(_own(asked))]
     newest = before[-1] if before else None
     if not isinstance(newest, UserMessage):
         raise InvalidRequest("the run neither ends with a message of the user nor resumes; nothing was done")
@@ -157,8 +157,9 @@ def _answered(at: Asking, asked: RunAgentInput, answers: Mapping[str, Any]) -> _
 
 
 def _request(at: Asking, asked: RunAgentInput, key: str) -> Approval:
-    found: Approval = _do(at, "approval", id=key.partition(_BETWEEN)[0])
-    if found.conversation_id != asked.thread_id:
+    given = key.partition(_BETWEEN)[0]
+    found: Approval = _do(at, "approval", id=given)
+    if found.id != given or found.conversation_id != asked.thread_id:
         raise UnknownApproval(f"interrupt {key[:200]!r} is not of this thread; nothing was done")
     return found
 

@@ -88,8 +88,8 @@ def places(settings: Settings) -> list[Path]:
 
 
 def unowned(settings: Settings, database: Database, name: str | None = None) -> list[Directory]:
-    """Those without a conversation, and raises as `found`. Blocks."""
-    there = list(found(settings, name))
+    """Those that were made here and have no conversation, and raises as `found`. Blocks."""
+    there = [one for one in found(settings, name) if made(settings.shellback_home, one.path)]
     owned = {root: database.read_now(directories_below, root) for root in {str(one.path.parent) for one in there}}
     return [one for one in there if str(one.path) not in owned[str(one.path.parent)]]
 
@@ -110,7 +110,7 @@ def _tidied(settings: Settings, database: Database, kept: set[str]) -> int:
         log.warning("directories of conversations are not removed: %s", error)
         return 0
     for one in left:
-        if one.workspace.keep == "always" or str(one.path) in kept or not made(settings.shellback_home, one.path):
+        if one.workspace.keep == "always" or str(one.path) in kept:
             continue
         why = None if one.workspace.keep == "never" else one.unsaved(settings)
         if why is None:

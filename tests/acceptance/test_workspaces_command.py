@@ -168,6 +168,7 @@ def test_a_workspace_with_directories_for_conversations_is_added_listed_and_clea
         path_of(place.settings, found)
         assert f"workspace api ({root}/{talk})" in told(place, "conversations", "show", talk).stdout
     (root / "worked" / "new").write_text("work")
+    (root / "mine").mkdir()
     assert "without a conversation" not in told(place, "workspaces", "list").stdout
     place.change(sa.delete(conversations))
     shown = told(place, "workspaces", "list").stdout
@@ -186,6 +187,10 @@ def test_a_workspace_with_directories_for_conversations_is_added_listed_and_clea
     ]
     assert facts(told(place, "workspaces", "clean", "api", "worked", "--force", "--json"))[0]["removed"] is True
     assert told(place, "workspaces", "clean", "api").stdout == "nothing to remove\n"
+    assert_refused(
+        told(place, "workspaces", "clean", "api", "mine", "--force"), "is no directory without a conversation"
+    )
+    assert (root / "mine").is_dir()
     facts(told(place, "workspaces", "remove", "api", "--json"))
     assert "api" not in (place.home / "shellback.toml").read_text()
 

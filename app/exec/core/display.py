@@ -16,6 +16,8 @@ _MARGIN: Final = "    "
 _FOLDED: Final = "↳ "
 _FIRST: Final = ("command", "segments", "tier", "reason", "touches")
 _HASHES: Final = frozenset({"sha256", "view"})
+SECRETS: Final = "secret_paths"
+"""What of a display says which secrets a call names: a list, or None if that is not known."""
 _SHORT: Final = frozenset({"backend", "profile", "lifetime", "network", "shell"})
 _PROGRAMS: Final = frozenset({"executables", "scripts"})
 _NAMED: Final = frozenset({"name", "path", "named"})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.base import Backend
+from shellback.exec.core.display import SECRETS
 from shellback.exec.core.environment import home_of
 from shellback.exec.core.errors import CheckTimedOut, ExecError, PathOutsideSandbox, PermissionDenied
 from shellback.exec.core.limits import UNATTENDED_TIMEOUT_S
@@ -27,7 +28,7 @@ from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.literal import secrets_in
 from shellback.exec.policy.classify.model import Judgement, Segment, Surroundings, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Unparsable
-from shellback.exec.policy.policy import SECRETS, TABLE, Asked, Verdict, Withheld
+from shellback.exec.policy.policy import TABLE, Asked, Verdict, Withheld
 from shellback.exec.policy.rules.carriers import SHELLS, name_of
 from shellback.exec.policy.rules.denials import denial
 from shellback.exec.policy.rules.enforced import any_outside, outside

@@ -19,8 +19,6 @@ from shellback.exec.policy.tools import ASKING, Tool
 
 TABLE: Final = "table"
 """The `by` of a verdict that neither a rule nor the classification decided."""
-SECRETS: Final = "secret_paths"
-"""What of `Verdict.shown` says which secrets a call names: a list, or None if that is not known."""
 
 
 @final

@@ -20,8 +20,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from shellback.exec.core.display import request_lines
-from shellback.exec.policy.policy import SECRETS
+from shellback.exec.core.display import SECRETS, request_lines
 from shellback.storage.db import Database
 from shellback.storage.rows import change, given
 from shellback.storage.tables import approvals, conversations, turns

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.policy.policy import SECRETS
+from shellback.exec.core.display import SECRETS
 from shellback.mcp_server import connection as of_calls
 from shellback.mcp_server.answer import Answer, Asked, Question, Reply, Task
 from shellback.mcp_server.connection import Connection
