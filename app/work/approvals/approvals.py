@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.exec.core.display import request_lines
-from shellback.exec.policy.policy import SECRETS
 from shellback.storage.db import Database
 from shellback.storage.rows import change, given
 from shellback.storage.tables import approvals, conversations, turns
@@ -95,6 +94,8 @@ def why_not_for_session(request: Request) -> str | None:
 
 def why_not_by_client(request: Request) -> str | None:
     """Why the client that asks for a call may not decide about it; None if it may. What is not on record counts."""
+    from shellback.exec.policy.policy import SECRETS  # imports the agent framework: slow, and most commands need none
+
     tiers = [request.display.get("tier"), *([request.display.get("session_tier")] if request.session_id else [])]
     if not all(tier in {"read_only", "read_write"} for tier in tiers):
         return f"its tier is {'admin' if 'admin' in tiers else 'not on record'}"
