@@ -6,14 +6,18 @@ person may decide: see `why_not_by_client`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 
 from shellback.mcp_server.answer import Question, Reply
 from shellback.storage.db import Database
+from shellback.storage.tables import conversations
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import CLIENT, Request, settle, why_not_by_client
 from shellback.work.approvals.showing import whole
 from shellback.work.errors import ApprovalRefused, ApprovalSettled, UnknownApproval
+from shellback.work.queue import mailbox
 from shellback.work.queue.queues import Enqueuer
 
 
@@ -25,14 +29,26 @@ def question(request: Request) -> Question | None:
 
 
 def answered(
-    database: Database, enqueuer: Enqueuer, conversation_id: str, client: str, key: str, reply: Reply | None
+    database: Database,
+    enqueuer: Enqueuer,
+    conversation_id: str,
+    client: str,
+    key: str,
+    reply: Reply | None,
+    *,
+    calls: Callable[[str], bool],
 ) -> str:
-    """Decide as the client says, if it may and nobody has. Returns why its answer counts for nothing, or "". Blocks."""
+    """Decide as the client says, if it may and nobody has. Returns why its answer counts for nothing, or "". Blocks.
+
+    `calls` tells whether the client may call a tool: it decides about no other.
+    """
     request_id, _, digest = key[:200].partition(".")
 
     def look(conn: sa.Connection) -> None:
         found = approvals.get(conn, request_id)
-        if (found.id, found.conversation_id) != (request_id, conversation_id):
+        driver = conn.execute(sa.select(conversations.c.driver).where(conversations.c.id == conversation_id)).scalar()
+        theirs = driver == mailbox.MCP and calls(found.tool_name)
+        if (found.id, found.conversation_id) != (request_id, conversation_id) or not theirs:
             raise UnknownApproval(f"no approval request {request_id!r} in this conversation")
 
     try:

@@ -114,7 +114,8 @@ class Connection:
         calls, name = self.calls, self._name(client)
         if not calls.bounds.elicits:
             return "[MCP_ELICITATION is off here: answers of clients count for nothing.]"
-        return await asyncio.to_thread(asking.answered, calls.database, calls.enqueuer, name, client, key, reply)
+        how = partial(asking.answered, calls.database, calls.enqueuer, name, client, key, reply, calls=self._has)
+        return await asyncio.to_thread(how)
 
     async def task(self, client: str, task_id: str) -> Task:
         """See `Talk.task`."""
@@ -174,6 +175,9 @@ class Connection:
             if answer.failed:  # it may not be there any more
                 self._opened.pop(name, None)
             return answer
+
+    def _has(self, tool: str) -> bool:
+        return tool in all_tools() and group_of(all_tools()[tool]) in self.groups
 
     @contextlib.contextmanager
     def _serves(self, conversation: str, asked: Asked) -> Generator[None]:
@@ -259,7 +263,7 @@ class Connection:
             if replying.done():
                 told = await self.answer(client, question.key, replying.result())
             request = await deciding
-            if not told and request.decided_by not in {None, f"mcp:{client}"}:
+            if not told and request.decided_by not in {None, f"mcp:{client}"[:100]}:
                 told = f"[Approval request {request.id} was {request.state} by {request.decided_by} meanwhile.]"
             return request, [told] if told else ()
         finally:

@@ -266,6 +266,7 @@ class Judge:
             return Verdict(decision="allow", reason=reason, shown=shown)
         if hit is not None and not secrets:
             return Verdict(decision="allow", reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
+        shown["tier"] = str(max(tier, rules.tiers.required(judgement)))
         return _asked(judgement, rules.tiers, {**shown, "touches": list(paths)})
 
     def _facts(self, line: str, conversation_id: str, cwd: Path, *, more: bool = False) -> Facts:
@@ -292,6 +293,8 @@ class Judge:
     def _judged(self, asked: Asked, spec: CommandSpec, rules: Rules, around: Surroundings) -> Verdict:
         judgement = judged(spec.command, around)
         shown = shown_of(judgement)
+        if (raised := rules.tiers.required(judgement)) > judgement.tier:
+            shown |= {"tier": str(raised), "reason": f"{judgement.reason} ([tiers] raises it)"}
         if judgement.verdict == "deny":
             return Verdict(decision="deny", reason=judgement.reason, by="denial", shown=shown)
         if rules.tiers.strict_path_enforcement and (why := outside(spec.command, judgement, around)) is not None:

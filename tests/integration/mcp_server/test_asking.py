@@ -17,7 +17,7 @@ from shellback.mcp_server.answer import Answer, Asked, Question, Reply, Task
 from shellback.mcp_server.connection import Connection
 from shellback.settings import Settings
 from shellback.storage.tables import approvals as rows
-from shellback.storage.tables import audit
+from shellback.storage.tables import audit, conversations
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
@@ -185,6 +185,7 @@ async def test_an_answer_counts_only_for_the_request_of_the_conversation_that_wa
     async with connected(quick) as calls:
         request = await waiting(quick, calls, write())
         other = calls.calls.connected("another", name="another")
+        await other.opened(CLIENT)
         for key, why in (
             (f"{request.id}.{'0' * 64}", "has changed since you saw it"),
             (request.id, "has changed since you saw it"),
@@ -197,6 +198,24 @@ async def test_an_answer_counts_only_for_the_request_of_the_conversation_that_wa
             assert any(one in told for one in why.split("|")), told
         assert "no approval request" in await other.answer(CLIENT, f"{request.id}.{request.digest}", "accept")
     assert (the_request(quick).state, made(quick)) == ("pending", None)
+
+
+async def test_a_client_decides_about_no_request_of_an_agent_and_none_of_a_tool_that_it_cannot_call(
+    quick: Stage,
+) -> None:
+    async with connected(quick) as calls:
+        request = await waiting(quick, calls, write())
+        key = f"{request.id}.{request.digest}"
+        narrow = calls.calls.connected(NAME, groups=("process",), name="narrow")
+        assert "no approval request" in await narrow.answer(CLIENT, key, "accept")
+        quick.change(sa.update(conversations).where(conversations.c.id == NAME).values(driver="agent"))
+        assert "no approval request" in await calls.answer(CLIENT, key, "accept")
+    assert (the_request(quick).state, made(quick)) == ("pending", None)
+
+
+async def test_a_client_with_a_long_name_is_told_of_no_other_who_decided(quick: Stage) -> None:
+    async with connected(quick) as calls:
+        assert len((await calls.call(replace(write(), client="c" * 100), Person("accept"))).texts) == 1
 
 
 @pytest.fixture
@@ -231,6 +250,18 @@ async def test_a_command_that_names_a_secret_is_put_to_no_client_in_a_sandbox_ei
             assert (await calls.call(Asked(client=CLIENT, id=str(number), tool="execute", args=args), person)).failed
     assert person.questions == []
     assert [one.display.get(SECRETS) for one in sandboxed.requests()] == [[".env"], None, []]
+
+
+async def test_a_command_that_the_operator_has_raised_to_admin_is_put_to_no_client(
+    sandboxed: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_calls, "WITHIN_S", 0.5)
+    policy, person = sandboxed.root / "policy.toml", Person("accept")
+    policy.write_text('[tiers]\nrules = [["touch *", "admin"]]\n')
+    call = Asked(client=CLIENT, id="1", tool="execute", args={"command": "touch made"})
+    async with connected(sandboxed, POLICY_FILE=str(policy)) as calls:
+        assert (await calls.call(call, person)).failed
+    assert (person.questions, the_request(sandboxed).display["tier"]) == ([], "admin")
 
 
 async def test_with_elicitation_off_no_client_is_asked_and_no_answer_counts(
