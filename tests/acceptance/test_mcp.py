@@ -173,7 +173,11 @@ async def test_bad_input_is_an_error_with_its_cause_and_the_connection_goes_on(o
 
 async def test_a_client_that_has_set_a_level_is_told_of_ends(on: Stage) -> None:
     heard = asyncio.Queue[LoggingMessageNotificationParams]()
-    async with client(on, TRUST_CLASSIFIER="true", hears=heard.put) as one:
+
+    async def hear(params: LoggingMessageNotificationParams) -> None:
+        await heard.put(params)
+
+    async with client(on, TRUST_CLASSIFIER="true", hears=hear) as one:
         request = SetLevelRequest(params=SetLevelRequestParams(level="warning"))
         for _ in range(2):  # the second one replaces the first
             await one.session.send_request(request, EmptyResult)

@@ -32,7 +32,8 @@ class Person:
         self.replies = [*replies]
         self.shown = list[str]()
 
-    async def __call__(self, _: Any, params: Any) -> ElicitResult | ErrorData:
+    async def __call__(self, context: Any, params: Any) -> ElicitResult | ErrorData:
+        del context
         assert isinstance(params, ElicitRequestFormParams)
         self.shown.append(params.message)
         return self.replies.pop(0)
@@ -73,7 +74,8 @@ async def test_what_is_no_answer_leaves_the_request_and_a_client_that_cannot_be_
 async def test_a_server_that_is_killed_while_it_asks_leaves_the_request_to_the_next_one(on: Stage) -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
-    async def silent(_: Any, __: Any) -> ElicitResult:
+    async def silent(context: Any, params: Any) -> ElicitResult:
+        del context, params
         asked.set()
         await never.wait()
         return ElicitResult(action="accept")

@@ -185,7 +185,7 @@ async def test_a_request_that_names_a_level_is_told_of_ends_on_its_own_stream(on
 
 
 async def test_a_task_that_waits_asks_a_client_that_can_ask_its_user(on: Stage) -> None:
-    capabilities = {"extensions": {TASKS: {}}, "elicitation": {}}
+    capabilities: dict[str, Any] = {"extensions": {TASKS: {}}, "elicitation": {}}
     can: dict[str, Any] = {"_meta": {"io.modelcontextprotocol/clientCapabilities": capabilities}}
     on.environ["MCP_ELICITATION"] = "on"
     async with wire(on, "--task-after", "0") as one:
@@ -199,7 +199,8 @@ async def test_a_task_that_waits_asks_a_client_that_can_ask_its_user(on: Stage) 
         assert request["method"] == "elicitation/create"
         assert "    digest: " in request["params"]["message"]
         answer: dict[str, Any] = {"taskId": made["taskId"], "inputResponses": {key: {"action": "accept"}}}
-        for nonsense in ({"action": "perhaps"}, {}, [], "accept", None):
+        nonsenses: list[Any] = [{"action": "perhaps"}, {}, [], "accept", None]
+        for nonsense in nonsenses:
             told = await one.ask("tasks/update", {**answer, "inputResponses": {key: nonsense}})
             assert "it is no answer" in told["_meta"]["shellback/told"]
         assert "shellback/told" not in (await one.ask("tasks/update", answer))["_meta"]

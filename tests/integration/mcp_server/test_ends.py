@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shellback.exec.core.model import SessionId
 from shellback.mcp_server import progress
 from shellback.mcp_server.answer import Asked, Ended
 from shellback.mcp_server.connection import Connection
@@ -48,7 +49,7 @@ async def started(calls: Connection, command: str, name: str) -> str:
 
 
 async def over(calls: Connection, session: str) -> None:
-    await calls.calls.engine.wait(session, up_to=30)
+    await calls.calls.engine.wait(SessionId(session), up_to=30)
 
 
 async def told(ends: AsyncGenerator[Ended]) -> Ended:
