@@ -46,6 +46,11 @@ def refusal() -> str | None:
     return None if done.returncode == 0 else f"bubblewrap does not work here: {done.stderr.strip()}"
 
 
+def program_needed(name: str) -> None:
+    """Skip, or fail where nothing may be skipped, without a program that commands in a sandbox see."""
+    unless(None if found(name) else f"{name} is not installed")
+
+
 def needed() -> None:
     """Skip, or fail where nothing may be skipped, without bubblewrap."""
     unless(refusal())

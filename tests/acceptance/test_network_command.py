@@ -10,10 +10,16 @@ from collections.abc import Generator
 import pytest
 
 from tests.commands import assert_refused, facts, shellback, told
-from tests.sandboxes import needed
+from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, staged
 
-place = staged(needed, scope="function", NETWORK="list", BACKEND="bubblewrap")
+
+def _needed() -> None:
+    needed()
+    program_needed("curl")
+
+
+place = staged(_needed, scope="function", NETWORK="list", BACKEND="bubblewrap")
 
 
 class Hello(http.server.BaseHTTPRequestHandler):

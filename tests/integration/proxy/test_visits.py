@@ -14,6 +14,7 @@ import pytest
 
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire.hosts import Hosts
+from tests.sandboxes import program_needed
 
 pytestmark = pytest.mark.anyio
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -67,6 +68,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 def certified(place: Path) -> ssl.SSLContext:
     """The context of a TLS server that calls itself example.org."""
+    program_needed("openssl")
     key, certificate = place / "key", place / "certificate"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=example.org", "-days", "2"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)

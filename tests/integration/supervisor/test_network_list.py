@@ -16,7 +16,7 @@ from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.reports.connections import Connection, connections
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire.hosts import Hosts
-from tests.sandboxes import Boxes, boxes
+from tests.sandboxes import Boxes, boxes, program_needed
 from tests.supervisors import kill, until, words_of
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +68,7 @@ async def net(tmp_path: Path) -> AsyncGenerator[Net]:
             await writer.drain()
         writer.close()
 
+    program_needed("curl")
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server, boxes(tmp_path) as box:
         found = Net(box, server.sockets[0].getsockname()[1])
