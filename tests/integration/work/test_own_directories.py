@@ -157,10 +157,10 @@ def test_a_directory_goes_with_its_conversation_and_work_stays(on: Stage) -> Non
     gone = pruned(on)
     assert (gone["conversations"], gone["directories"]) == (2, 1)
     assert sorted(os.listdir(root)) == [".shellback", "foreign", "lives", "worked"]
-    assert [one.path.name for one in directories.unowned(on.settings, on.where.database)] == ["foreign", "worked"]
+    assert [one.path.name for one in directories.unowned(on.settings, on.where.database)] == ["worked"]
     # Its name is free again, and what was kept is there.
     begun(on, "worked", "api")
-    assert [one.path.name for one in directories.unowned(on.settings, on.where.database)] == ["foreign"]
+    assert [one.path.name for one in directories.unowned(on.settings, on.where.database)] == []
     begun(on, "idle", "api")
     found = on.read(workspace_of, "idle")
     assert found is not None
