@@ -92,6 +92,8 @@ class Connection:
         until = asyncio.get_running_loop().time() + way.within_s
         if (refused := _too_long(asked)) is not None:
             return refused
+        if not self._has(asked.tool):  # before its key is compared: a protocol error, whatever was asked before
+            raise UnknownTool(asked.tool)
         name = self._name(asked.client)
         with self._serves(name, asked):
             joined, turn_id = await self.calls.database.read(requests.before, asked, partial(self.origin, name))
@@ -297,7 +299,7 @@ class Connection:
         ctx = context_of(conversation, self.turn_id, asked, approval)
         toolset = self.calls.tools_of.toolset()
         tool = (await toolset.get_tools(ctx)).get(asked.tool)
-        if tool is None or group_of(all_tools()[asked.tool]) not in self.groups:
+        if tool is None:
             raise UnknownTool(asked.tool)
         try:
             args = tool.args_validator.validate_python(asked.args)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +15,10 @@ from shellback.mcp_server import task_rows
 from shellback.mcp_server import tasks as of_tasks
 from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTask
 from shellback.mcp_server.connection import Connection
-from shellback.settings import Settings
 from shellback.storage.tables import sessions, tasks
-from shellback.wiring import wiring
-from shellback.wiring.choice import choose
 from shellback.work.approvals.approvals import Request
 from shellback.work.errors import InvalidRequest
+from tests import bound
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -47,13 +44,8 @@ def quick() -> Generator[Stage]:
 @asynccontextmanager
 async def connected(on: Stage, name: str = NAME, **environ: str) -> AsyncGenerator[Connection]:
     """The calls of a connection, as a server makes them."""
-    where = replace(on.where, settings=Settings.load({**on.environ, **environ}))
-    with wiring.mcp_calls(where, choose(where.settings).backend) as made:
-        await made.start()
-        try:
-            yield made.connected(name)
-        finally:
-            await made.stop()
+    async with bound.connected(on, **environ) as made:
+        yield made.connected(name)
 
 
 def asked(args: dict[str, Any], name: str = "1", tool: str = "execute") -> Asked:
@@ -289,6 +281,7 @@ async def test_a_refusal_and_a_wrong_call_end_a_task_as_they_end_a_call(quick: S
         with pytest.raises(InvalidRequest, match="used for another call"):
             await calls.begin(asked({"command": "true"}), 0.0)
         waits = await begun(calls, asked({"command": "true"}, "2"))
+        await pending(on)
     on.change(sa.update(tasks).where(tasks.c.id == waits.id).values(tool="switched_off_meanwhile"))
     async with connected(on) as calls:
         unknown = await calls.task(CLIENT, waits.id)
