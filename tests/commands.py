@@ -26,7 +26,7 @@ from tests.stage import IMPORTED_BY, Stage
 PROGRAM = (sys.executable, "-P", "-m", "shellback")
 PATIENCE_S = 60.0
 OURS = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-"""What a program on a terminal needs so as to be that of the tree that is tested: a guard's is a copy."""
+"""What a program needs so as to be that of the tree that is tested: a guard's is a copy."""
 Result = subprocess.CompletedProcess[str]
 
 
@@ -51,7 +51,7 @@ def shellback(
 
 def begun(stage: Stage, *args: str, **environ: str | None) -> subprocess.Popen[str]:
     """One command that runs on, as a program of its own."""
-    pipe, whole = subprocess.PIPE, environment(stage, environ)
+    pipe, whole = subprocess.PIPE, {**OURS, **environment(stage, environ)}
     return subprocess.Popen([*PROGRAM, *args], env=whole, cwd=stage.root, stdout=pipe, stderr=pipe, text=True)
 
 
