@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shellback.mcp_server import requests
 from shellback.mcp_server.answer import Answer, Asked
 from shellback.mcp_server.calls import Calls
+from shellback.settings import Settings
 from shellback.wiring import wiring
 from shellback.wiring.choice import choose
 from shellback.wiring.spaces import bound
@@ -26,9 +28,10 @@ def added(on: Stage, name: str, *options: str) -> Path:
 
 
 @asynccontextmanager
-async def connected(on: Stage) -> AsyncGenerator[Calls]:
-    """One process that serves all conversations of the test."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as calls:
+async def connected(on: Stage, **environ: str) -> AsyncGenerator[Calls]:
+    """One process that serves all conversations of the test, with these settings beside those of the stage."""
+    where = replace(on.where, settings=Settings.load({**on.environ, **environ}))
+    with wiring.mcp_calls(where, choose(where.settings).backend) as calls:
         await calls.start()
         try:
             yield calls

@@ -105,7 +105,7 @@ async def tidy(settings: Settings, database: Database, kept: set[str]) -> int:
 def _tidied(settings: Settings, database: Database, kept: set[str]) -> int:
     gone = 0
     try:
-        left = unowned(settings, database)
+        known, left = workspaces(settings.policy), unowned(settings, database)
     except ExecError as error:
         log.warning("directories of conversations are not removed: %s", error)
         return 0
@@ -121,7 +121,7 @@ def _tidied(settings: Settings, database: Database, kept: set[str]) -> int:
         if why is not None:
             kept.add(str(one.path))
             log.warning("directory %s stays: %s", one.path, why)
-    for workspace in workspaces(settings.policy).values():
+    for workspace in known.values():
         if workspace.per_conversation:
             with contextlib.suppress(OSError, ExecError):
                 removing.finish(Path(os.path.realpath(workspace.path)))

@@ -66,6 +66,7 @@ class Visit:
         self._resolve = resolve
         self._reader, self._writer = client
         self._begun = begun
+        self._reached: Reached | None = None
         self._pieces = 0
 
     async def serve(self, full: str = "") -> None:
@@ -90,6 +91,9 @@ class Visit:
             pass  # One side has gone; the other one goes with it.
         except Exception as error:  # noqa: BLE001 - it is about this connection only
             self.facts.refused = f"the proxy failed: {type(error).__name__}"
+        finally:
+            if self._reached is not None:
+                self._reached.writer.close()
 
     # -- ways in ---------------------------------------------------------------------------------
 
@@ -180,13 +184,10 @@ class Visit:
             while data := await self._reader.read(BUFFER):
                 yield data
 
-        try:
-            if to.port == _PORTS["http"]:
-                await self._http(first, (to, reached))
-            else:
-                await self._both(reached, rest(), ends=True)
-        finally:
-            reached.writer.close()
+        if to.port == _PORTS["http"]:
+            await self._http(first, (to, reached))
+        else:
+            await self._both(reached, rest(), ends=True)
 
     async def _checked(self, to: Goal, data: bytes) -> bytes:
         """The first bytes of a client, once they name the host that was allowed, or name none."""
@@ -229,7 +230,7 @@ class Visit:
             self.facts.port = number(port)
         to = goal(self._hosts, host, port)
         self.facts.host, self.facts.rule = to.host, to.by.text
-        reached = await reach(self._hosts, to, self._resolve)
+        self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address
         self._begun(self.facts)
         return to, reached
@@ -268,8 +269,6 @@ class Visit:
             raise wrong.exceptions[0] from None
         except* OSError:
             pass
-        finally:
-            reached.writer.close()
 
     async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
         async with asyncio.timeout(patience_s):
@@ -343,8 +342,9 @@ def _named_in(data: bytes) -> bytes | None:
         raise Refused("the head of the request is too long")
     if not ended:
         return None
-    if line.split()[1:2] and not line.split()[1].startswith((b"/", b"*")):
-        return line.split()[1]
+    target = line.split()[1:2]
+    if target and not target[0].startswith((b"/", b"*")):
+        return target[0]
     fields = (one.partition(b":") for one in head.split(b"\n"))
     found = [value.strip() for key, _, value in fields if key.lower() == b"host"]
     return found[0] if len(found) == 1 else b"-"

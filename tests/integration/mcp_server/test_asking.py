@@ -15,15 +15,12 @@ from shellback.exec.core.display import SECRETS
 from shellback.mcp_server import connection as of_calls
 from shellback.mcp_server.answer import Answer, Asked, Question, Reply, Task
 from shellback.mcp_server.connection import Connection
-from shellback.settings import Settings
 from shellback.storage.tables import approvals as rows
 from shellback.storage.tables import audit, conversations
-from shellback.wiring import wiring
-from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.showing import whole
-from tests import sandboxes
+from tests import bound, sandboxes
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -48,13 +45,8 @@ def quick() -> Generator[Stage]:
 
 @asynccontextmanager
 async def connected(on: Stage, name: str = NAME, **environ: str) -> AsyncGenerator[Connection]:
-    where = replace(on.where, settings=Settings.load({**on.environ, **environ}))
-    with wiring.mcp_calls(where, choose(where.settings).backend) as made:
-        await made.start()
-        try:
-            yield made.connected(name)
-        finally:
-            await made.stop()
+    async with bound.connected(on, **environ) as made:
+        yield made.connected(name)
 
 
 class Person:

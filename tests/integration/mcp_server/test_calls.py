@@ -19,8 +19,6 @@ from shellback.mcp_server.answer import Answer, Asked, UnknownTool
 from shellback.mcp_server.connection import Connection
 from shellback.storage import rules
 from shellback.storage.tables import audit, conversations, hosts, joined_calls, mailbox, sessions, turns
-from shellback.wiring import wiring
-from shellback.wiring.choice import choose
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.errors import ApprovalRefused, InvalidRequest
@@ -29,6 +27,7 @@ from shellback.work.queue import stream
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.watch_wakes import WatchWakes
 from shellback.work.turn import stopping
+from tests import bound
 from tests.items import unrung
 from tests.stage import Stage, stage
 
@@ -47,12 +46,8 @@ def on(database_url: str) -> Generator[Stage]:
 @asynccontextmanager
 async def connected(on: Stage, name: str | None = NAME) -> AsyncGenerator[Connection]:
     """The one connection of a server."""
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as made:
-        await made.start()
-        try:
-            yield made.connected(name)
-        finally:
-            await made.stop()
+    async with bound.connected(on) as made:
+        yield made.connected(name)
 
 
 def asked(tool: str, args: dict[str, Any], name: str = "1") -> Asked:

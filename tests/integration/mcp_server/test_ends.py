@@ -13,8 +13,7 @@ from shellback.exec.core.model import SessionId
 from shellback.mcp_server import progress
 from shellback.mcp_server.answer import Asked, Ended
 from shellback.mcp_server.connection import Connection
-from shellback.wiring import wiring
-from shellback.wiring.choice import choose
+from tests import bound
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -30,13 +29,9 @@ def on() -> Generator[Stage]:
 
 
 @asynccontextmanager
-async def connected(on: Stage) -> AsyncGenerator[Connection]:
-    with wiring.mcp_calls(on.where, choose(on.settings).backend) as made:
-        await made.start()
-        try:
-            yield made.connected(NAME)
-        finally:
-            await made.stop()
+async def connected(on: Stage, name: str = NAME) -> AsyncGenerator[Connection]:
+    async with bound.connected(on) as made:
+        yield made.connected(name)
 
 
 def asked(name: str, **args: Any) -> Asked:

@@ -195,7 +195,7 @@ class Instances:
         """Do what an instance needs as long as it is there."""
         fds = self._all[key].namespaces
         if LISTENER in fds:
-            self.proxying.serve(key, fds[LISTENER], {name: notes[name] for name in ("hosts", "private", "scope")})
+            self.proxying.serve(key, fds[LISTENER], notes)
         self._watch(key, notes)
 
     def _watch(self, key: str, notes: Message) -> None:

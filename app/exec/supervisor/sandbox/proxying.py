@@ -25,6 +25,7 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
 LISTEN_S: Final = 5.0
+_FACTS: Final = ("hosts", "private", "scope")
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -35,8 +36,8 @@ _SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTER
 
 
 def facts_of(sandbox: Sandbox) -> dict[str, Any]:
-    """What the proxy has to know of an instance, and the keeper keeps."""
-    return {"hosts": sandbox.hosts, "private": sandbox.private, "scope": sandbox.scope}
+    """What the proxy has to know of an instance, and the keeper keeps in its notes."""
+    return {name: getattr(sandbox, name) for name in _FACTS}
 
 
 def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
@@ -91,9 +92,9 @@ class Proxying:
         self._failures = 0
         self._waits = False
 
-    def serve(self, key: str, fd: int, facts: dict[str, Any]) -> None:
-        """Have connections to the listener `fd`, which stays the caller's, served by the list in `facts`."""
-        self._served[key] = fd, facts
+    def serve(self, key: str, fd: int, notes: Mapping[str, Any]) -> None:
+        """Have connections to the listener `fd`, which stays the caller's, served by the list in `notes`."""
+        self._served[key] = fd, {name: notes[name] for name in _FACTS}
         self._untold[key] = None
         self._tell()
 
