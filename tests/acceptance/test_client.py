@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -204,8 +205,13 @@ def test_input_that_nobody_reads_holds_back_no_kill_and_not_the_end_of_the_serve
     with (
         working() as loop,
         served(loop) as server,
-        Client(server.base, token=token(loop, "all", "--api", "--all-conversations")) as client,
+        ExitStack() as stack,
     ):
+        clients = [
+            stack.enter_context(Client(server.base, token=token(loop, f"all-{n}", "--api", "--all-conversations")))
+            for n in range(local.THREADS // local.SHARE)
+        ]
+        client = clients[0]
         for _ in range(2):
             args = {"command": "exec sleep 1000", "background": True, "keep_stdin_open": True}
             after = client.send("c1", f"!execute {json.dumps(args)}").event
@@ -215,11 +221,13 @@ def test_input_that_nobody_reads_holds_back_no_kill_and_not_the_end_of_the_serve
         deaf, other = client.sessions("c1")
         began = time.monotonic()
 
-        def type_() -> None:
+        def type_(by: Client) -> None:
             with pytest.raises((InputUnknown, ServerRefused, ServerUnreachable)):
-                client.write(deaf.id, "\U0001f600" * operations.INPUT_CHARS)
+                by.write(deaf.id, "\U0001f600" * operations.INPUT_CHARS)
 
-        writers = [threading.Thread(target=type_, daemon=True) for _ in range(local.THREADS)]
+        writers = [
+            threading.Thread(target=type_, args=(by,), daemon=True) for by in clients for _ in range(local.SHARE)
+        ]
         for writer in writers:
             writer.start()
         counted = sa.select(sa.func.count()).where(audit.c.event == "typed")
