@@ -86,7 +86,8 @@ class Settings(BaseModel):
         "auto", f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}", pattern=f"^({'|'.join(_BACKENDS)})$"
     )
     exec_uid: int = count(65534, 1, 2**32 - 2)
-    network: Literal["off", "list", "on"] = setting("off", "off, list or on")
+    network: Literal["off", "ask", "list", "on"] = setting("off", "off, ask, list or on")
+    ask_seconds: float = seconds(60.0, 1, 600)
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")
 
     shellback_home: Path = Field(

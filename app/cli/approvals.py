@@ -28,7 +28,7 @@ from shellback.cli.shared import (
 )
 from shellback.cli.watching import watch, watch_option
 from shellback.client.caller import me
-from shellback.exec.core.display import age, folded, request_lines, shown_line, visible_line
+from shellback.exec.core.display import age, folded, request_lines, shown_line, subject, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.policy.rules.rule import Rule
@@ -117,8 +117,7 @@ def _table(found: Sequence[Request]) -> list[str | Cells]:
 
 def _what(one: Request) -> str:
     """The call on one line, never cut."""
-    command = one.display.get("command")
-    return shown_line(command if isinstance(command, str) else json.dumps(one.changed_args or one.args))
+    return shown_line(subject(one.display) or json.dumps(one.changed_args or one.args))
 
 
 def _line(one: Request) -> str:
@@ -156,9 +155,11 @@ def show_(request_id: str) -> None:
     type=click.Choice(["once", "session"]),
     default="once",
     show_default=True,
-    help="For input to a process: allow this call, or all input until the process ends.",
+    help="Allow this call, or all input until the process ends; this connection, or all of the conversation to it.",
 )
-@click.option("--remember", is_flag=True, help="Save a rule for exactly these commands, so that they need no approval.")
+@click.option(
+    "--remember", is_flag=True, help="Save a rule for exactly these commands, or this host: they need no approval."
+)
 @click.option("--everywhere", is_flag=True, help="With --remember: for every conversation, not only this one.")
 @click.option(
     "--days", type=click.IntRange(1, 365), default=30, show_default=True, help="With --remember: days until it expires."
@@ -233,5 +234,6 @@ def facts_of(request: Request) -> dict[str, Any]:
 def wanted(request: Request) -> list[str]:
     """The lines of a call that waits, nothing cut."""
     changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
-    head = f"? {shown_line(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
+    who = f"{shown_line(request.tool_name)} wants to run" if request.of_call else "a command wants to connect"
+    head = f"? {who}{changed}, and waits for you ({request.id}):"
     return [head, *request_lines(request.display)]

@@ -18,7 +18,7 @@ from shellback.cli.shared import PENDING, Refused, columns, until, utf8, wants_j
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import KINDS
-from shellback.exec.core.display import folded, shown_line
+from shellback.exec.core.display import folded, shown_line, subject
 from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Rule
 from shellback.work.approvals.showing import whole
@@ -70,7 +70,9 @@ class Approving:
         from shellback.work.approvals import approvals as requests
 
         database = self.where.database
-        others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
+        others = database.read_now(
+            requests.find, conversation_id=changed.conversation_id, state="pending", of_calls=True
+        )
         if others:
             self._tell(
                 f"{changed.id} is changed; it waits for approval again after {len(others)} other waiting call(s)"
@@ -95,14 +97,26 @@ class Approving:
             InvalidCommand: No rule can be made; the message says why.
             SystemExit: It waits for a confirmation.
         """
-        from shellback.exec.policy.rules.remember import rules_for
-        from shellback.exec.tools.registry import tool_named
-        from shellback.wiring.directories import places
         from shellback.work.approvals import approvals as requests
 
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
             raise Refused(f"approval request {request.id} has changed since you saw it: show it again")
+        made = self._of_call if request.of_call else _of_connection
+        rules = made(request, everywhere=everywhere, days=days)
+        if not rules:
+            raise Refused(
+                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
+            )
+        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
+        self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
+        return request.digest, rules
+
+    def _of_call(self, request: Request, *, everywhere: bool, days: int) -> Sequence[Rule]:
+        from shellback.exec.policy.rules.remember import rules_for
+        from shellback.exec.tools.registry import tool_named
+        from shellback.wiring.directories import places
+
         display = request.display
         kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
@@ -120,16 +134,8 @@ class Approving:
             more=any(display.get(name) for name in ("env", "stdin", "keep_stdin_open", "pty")),
             now=time.time(),
         )
-        rules = rules_for(
-            tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
-        )
-        if not rules:
-            raise Refused(
-                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
-            )
-        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
-        self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
-        return request.digest, rules
+        tool = tool_named(request.tool_name)
+        return rules_for(tool, facts, surroundings, owner=me(), everywhere=everywhere, days=days)
 
     def approve(
         self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
@@ -167,6 +173,14 @@ class Approving:
     def _leave(self, text: str) -> NoReturn:
         click.echo(text, err=True)
         sys.exit(PENDING)
+
+
+def _of_connection(request: Request, *, everywhere: bool, days: int) -> Sequence[Rule]:
+    from shellback.exec.policy.rules.remember import rule_for_host
+
+    conversation = None if everywhere else request.conversation_id
+    connect = str(subject(request.display))
+    return rule_for_host(connect, owner=me(), conversation_id=conversation, now=time.time(), days=days)
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Final, Protocol
 from shellback.cli.shared import opened, until
 from shellback.environment import database_of, home_of, pass_on, variables
 from shellback.exec.wire.descriptors import short
+from shellback.exec.wire.peers import peer_is_ours
 
 DESK: Final = "desk"
 """The directory in the state directory with one socket per worker. `layout` would be slow to import."""
@@ -117,12 +117,6 @@ class _Desk:
     def _heard(self, wait_s: float) -> Any:
         self._connection.settimeout(wait_s)
         return json.loads(self._lines.readline())
-
-
-def peer_is_ours(connection: socket.socket) -> bool:
-    """Whether a process of our user is at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.geteuid()
 
 
 def _reached() -> _Desk | None:

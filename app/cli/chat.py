@@ -44,6 +44,7 @@ AGAIN_S: Final = 5.0
 """A second Ctrl-C within this time leaves."""
 HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; other text is sent after you decide"
 HOW_SESSION: Final = "s allows this and all further input, without asking, until the process ends"
+HOW_HOST: Final = "s allows this and all further connections of this conversation to it, without asking"
 UNASKED: Final = "not an answer: it was pasted, or typed before the question was shown. Type it again to decide"
 HELP: Final = (
     "a line is a message to the agent; a paste is one message, sent with Enter; Alt-Enter begins a new line in it",
@@ -146,7 +147,7 @@ class Talk:
         self._own: set[str] = set()
         self._asked: str | None = None
         self._seen = ""
-        self._for_session = False
+        self._offer = ""
         self._question: int | None = None
         self._ask_at = 0.0
         self._pressed = -AGAIN_S
@@ -237,7 +238,7 @@ class Talk:
         word, _, reason = text.partition(" ")
         asked, word, reason = self._asked, word.lower(), reason.strip()
         denies = word in {"n", "no"}
-        approves = not reason and word in ({"y", "yes", "s"} if self._for_session else {"y", "yes"})
+        approves = not reason and word in ({"y", "yes", "s"} if self._offer else {"y", "yes"})
         if asked and answers and approves:
             self._decide(asked, "approved", None, scope="session" if word == "s" else "once")
         elif asked and answers and denies:
@@ -246,7 +247,7 @@ class Talk:
             self._screen.line(UNASKED)
         else:
             self._send(text)
-            if asked and not self.interrupt:
+            if asked and not self.interrupt and self._offer != HOW_HOST:
                 self._screen.line("stored; the agent gets it after your y or n")
 
     def _send(self, line: str) -> Sent:
@@ -294,7 +295,8 @@ class Talk:
         if waiting:
             # The row, not the event: an event may be cut, and a person must see everything that they approve.
             self._seen = waiting[0].digest
-            self._for_session = approvals.why_not_for_session(waiting[0]) is None
+            wider = HOW_SESSION if waiting[0].of_call else HOW_HOST
+            self._offer = "" if approvals.why_not_for_session(waiting[0]) else wider
             for line in folded(wanted(waiting[0]), columns()):
                 self._screen.line(line)
 
@@ -305,7 +307,7 @@ class Talk:
         # Read just before drawing: reading after it would take an answer for text typed earlier.
         self._ended += self._editor.feed(keys.typed())
         self._question = self._editor.asked()
-        self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
+        self._screen.line(f"{HOW}\n{self._offer}" if self._offer else HOW)
 
     def _pending(self) -> list[Request]:
         from shellback.work.approvals import approvals

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from shellback.cli.asking import DESK, VERSION, WAITS, answering, peer_is_ours
+from shellback.cli.asking import DESK, VERSION, WAITS, answering
 from shellback.cli.shared import LOOK_S, json_text
-from shellback.exec.wire.descriptors import short
+from shellback.exec.link.counter import Counter
 from shellback.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,38 +33,17 @@ class Desk:
 
     def __init__(self, where: Place) -> None:
         self._where = where
-        self._path = where.home / DESK / hashlib.sha256(where.executor_id.encode()).hexdigest()[:32]
         self._known = [name.upper() for name in Settings.model_fields]
         self._threads = ThreadPoolExecutor(THREADS, "desk")
-        self._talks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._counter = Counter(where.home / DESK, where.executor_id, self._talk, most=CLIENTS, line_bytes=LINE_BYTES)
 
     async def __aenter__(self) -> Self:
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        self._path.unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        with short(self._path.parent) as folder:
-            listener.bind(f"{folder}/{self._path.name}")
-        # `start_unix_server` looks for the path, which is gone.
-        self._server = await asyncio.start_server(self._meet, sock=listener, limit=LINE_BYTES)
+        await self._counter.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._path.unlink(missing_ok=True)
-        self._server.close()
-        for talk in self._talks:
-            talk.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        await self._counter.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._talks) >= CLIENTS or not peer_is_ours(writer.get_extra_info("socket")):
-            writer.close()
-            return
-        talk = asyncio.create_task(self._talk(reader, writer))
-        self._talks.add(talk)
-        talk.add_done_callback(self._talks.discard)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def say(line: str) -> None:
@@ -95,8 +72,6 @@ class Desk:
         except Exception:
             # The command repeats the question itself, and then shows the error.
             log.debug("a question of a command was not answered", exc_info=True)
-        finally:
-            writer.close()
 
     async def _at_last(
         self, look: Callable[[], Any], reader: asyncio.StreamReader, say: Callable[[str], Awaitable[None]]
@@ -105,7 +80,7 @@ class Desk:
         told = time.monotonic()
         while (found := await self._in_thread(look)) is None and not reader.at_eof():
             # With many that wait, each is looked at more rarely: the looks take time from the turns of this process.
-            await asyncio.sleep(LOOK_S * max(1.0, len(self._talks) / 4))
+            await asyncio.sleep(LOOK_S * max(1.0, len(self._counter) / 4))
             if time.monotonic() - told >= 1:
                 await say(json_text(WAITS))
                 told = time.monotonic()

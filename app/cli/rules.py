@@ -22,6 +22,8 @@ from shellback.exec.policy.rules.rule import Effect, Match, Rule, absolute_glob
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from shellback.exec.policy.rules.matching import Rules
+    from shellback.settings import Settings
     from shellback.storage.rules import Saved
     from shellback.work.approvals.event import Event
 
@@ -33,7 +35,7 @@ _PLACES: Final = [name for name in KINDS if name not in CONTAINED]
 
 @click.group()
 def rules() -> None:
-    """List, add, revoke or test the rules about commands.
+    """List, add, revoke or test the rules about commands and connections.
 
     The rules of POLICY_FILE and the saved rules apply together: deny before ask, ask before allow. An allow decides
     only if every command of the line is allowed or read-only.
@@ -42,6 +44,7 @@ def rules() -> None:
       shellback rules list
       shellback rules add allow -- npm test
       shellback rules add --prefix deny -- git push
+      shellback rules add allow --connect '*.example.org'
       shellback rules test 'npm test && git push'
       shellback rules revoke r3f
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
@@ -73,7 +76,8 @@ def list_(everything: bool) -> None:
 
 @rules.command()
 @click.argument("effect", type=click.Choice(["allow", "ask", "deny"]))
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- WORD...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- WORD...")
+@click.option("--connect", metavar="HOST[:PORT]", help="Match connections (NETWORK=ask) instead of commands.")
 @click.option("--prefix/--exact", "begins", default=None, help="Match also longer commands, or only these words.")
 @click.option(
     "--tier",
@@ -94,6 +98,7 @@ def list_(everything: bool) -> None:
 def add(  # noqa: PLR0913, PLR0917 - what a rule has
     effect: Effect,
     words: tuple[str, ...],
+    connect: str | None,
     begins: bool | None,
     tier: str | None,
     paths: tuple[str, ...],
@@ -105,15 +110,18 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     note: str | None,
     days: int | None,
 ) -> None:
-    """Save a rule about commands that begin with these WORDs; `*` matches any one word.
+    """Save a rule about commands that begin with these WORDs; `*` matches any one word. With --connect, about hosts.
 
     Write the words after `--`, so that their options are not taken as options of shellback. Without --prefix or
     --exact, an allow matches only these words, and an ask or deny also matches further words.
     """
     from shellback.exec.policy.rules.file import objection
 
-    exact = effect == "allow" if begins is None else not begins
+    if bool(words) is bool(connect):
+        raise Refused("a rule is about commands or about connections: give the words of a command, or --connect")
+    exact = bool(words) and (effect == "allow" if begins is None else not begins)
     match = Match(
+        connect=connect and utf8(connect, "--connect"),
         prefix=tuple(utf8(word, "a word") for word in words),
         exact=exact,
         tier=Tier[tier.upper()] if tier else None,
@@ -187,7 +195,8 @@ def revoke(rule_id: str) -> None:
 
 
 @rules.command()
-@click.argument("command")
+@click.argument("command", required=False)
+@click.option("--connect", metavar="HOST:PORT", help="Show it for a connection (NETWORK=ask) instead.")
 @click.option(
     "--backend", type=click.Choice(_PLACES), default=_PLACES[0], show_default=True, help="Where it would run."
 )
@@ -195,7 +204,14 @@ def revoke(rule_id: str) -> None:
 @click.option("--agent", metavar="NAME", help="Apply the rules for this agent.")
 @click.option("--conversation", "-c", metavar="NAME", help="Apply the rules for this conversation.")
 @json_option
-def test(command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None) -> None:
+def test(
+    command: str | None,
+    connect: str | None,
+    backend: str,
+    cwd: str | None,
+    agent: str | None,
+    conversation: str | None,
+) -> None:
     """Show which rule decides about COMMAND or, if none does, how it is judged. Nothing is started."""
     from shellback.exec.policy.judge import judged
     from shellback.exec.policy.rules.file import load
@@ -206,6 +222,11 @@ def test(command: str, backend: str, cwd: str | None, agent: str | None, convers
     written = load(settings.policy)
     with opened(settings) as where:
         saved = where.database.read_now(store.live, conversation)
+    if connect is not None:
+        _test_connection(written.plus(saved), settings, connect, conversation or "")
+        return
+    if command is None:
+        raise Refused("name a COMMAND, or a host and port with --connect")
     also = places(settings)
     place = around(settings, Path(cwd or ".").absolute(), sandboxed=KINDS[backend].isolates, also=also)
     judgement = judged(command, place)
@@ -223,6 +244,30 @@ def test(command: str, backend: str, cwd: str | None, agent: str | None, convers
     why = "no rule can change this verdict" if denied else "no rule decides"
     said = f"{why}; the command {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}"
     show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said])
+
+
+def _test_connection(rules: Rules, settings: Settings, connect: str, conversation: str) -> None:
+    from shellback.exec.policy.rules.file import listed_in
+    from shellback.exec.wire.hosts import canonical, number, split
+
+    try:
+        host, port = split(connect, default="443")
+        name, to = canonical(host), number(port)
+    except ValueError as error:
+        raise Refused(f"--connect: {error}") from None
+    listed = listed_in(settings.policy)
+    entry = listed.allowing(name, to)
+    hit = None if entry else rules.connection(name, to, conversation, time.time())
+    facts = {
+        "connect": connect,
+        "effect": "allow" if entry else hit and hit.effect,
+        "rules": list(hit.rule_ids) if hit else [],
+        "source": hit and hit.source,
+        "reason": f"[network] lists {entry.text}" if entry else hit and hit.reason,
+    }
+    asked = "a person is asked" if listed.askable(name) else "the address is private and not named: it is refused"
+    said = f"{facts['effect']}: {shown_line(str(facts['reason']))}" if facts["effect"] else f"no rule decides; {asked}"
+    show(facts, [said])
 
 
 def _glob(pattern: str) -> str:

@@ -76,7 +76,9 @@ class Waiting:
                     return "denied" if heard.denied else "answered"
         if heard.blocked == "approval":
             # After the decision it stays blocked until its turn begins, but no request is pending.
-            self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")
+            self.requests = approvals.find(
+                conn, conversation_id=self._sent.conversation_id, state="pending", of_calls=True
+            )
             return "pending_approval" if self.requests else None
         if heard.blocked == "set_aside":
             return None if self._aside_before else "set_aside"

@@ -75,7 +75,10 @@ Digest = Annotated[
 ]
 Scope = Annotated[
     Literal["once", "session"],
-    Field(description="For input to a process: this call, or all further input until the process ends."),
+    Field(
+        description="For input to a process: this call, or all further input until the process ends. For a connection: "
+        "this one, or all of the conversation to this host and port."
+    ),
 ]
 Reason = Annotated[str | None, Field(max_length=NOTE_CHARS, pattern=_PLAIN, description="The reason, for the agent.")]
 Lines = Annotated[int, Field(ge=0, le=1_000_000, description="So many of the last lines, if no offset is given.")]

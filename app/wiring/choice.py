@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from shellback.exec.section.sandbox import PodmanSandboxSection
     from shellback.settings import Settings
 
-LIST: Final = "list"
-"""The value of NETWORK by which commands reach the hosts of `[network]` only."""
+ASK: Final = "ask"
+"""The value of NETWORK by which commands reach the hosts of `[network]`, and a person is asked about others."""
+_BY_NAME: Final = {ASK, "list"}
+"""The values by which they reach hosts that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             reasons.append(error.why if not reasons else str(error))
             asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
     why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
-    if settings.network == LIST:
+    if settings.network in _BY_NAME:
         raise BackendUnavailable(why)
     return replace(tried(settings, made(settings, tuple(KINDS)[-1], workspace), why), fallen_back=True)
 
@@ -145,8 +147,8 @@ def made(
     """The backend of this name, as settings describe it, without a test; `reached` replaces their network.
 
     Raises:
-        PolicyUnusable: NETWORK=list, and the operator's file cannot be followed, or lists no host.
-        Unusable: NETWORK=list, and commands of this backend cannot be held to a list.
+        PolicyUnusable: NETWORK=list or ask, and the operator's file cannot be followed, or `list` and it lists no host.
+        Unusable: NETWORK=list or ask, and commands of this backend cannot be held to a list.
     """
     from shellback.orders import DOTENV
     from shellback.settings import engine_environment
@@ -177,12 +179,13 @@ def made(
 
 
 def _network(settings: Settings, name: str) -> bool | Hosts:
-    if settings.network != LIST:
+    if settings.network not in _BY_NAME:
         return settings.network == "on"
     if not KINDS[name].lists:
         able = " or ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
-        raise Unusable(name, f"commands there cannot be held to NETWORK=list: set {able}, or NETWORK=off or NETWORK=on")
-    return network(settings.policy)
+        held = f"commands there cannot be held to NETWORK={settings.network}"
+        raise Unusable(name, f"{held}: set {able}, or NETWORK=off or NETWORK=on")
+    return network(settings.policy, settings.ask_seconds if settings.network == ASK else 0.0)
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

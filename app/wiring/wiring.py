@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shellback.exec.core.ports import ExitSink
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
+    from shellback.work.approvals.reception import Reception
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
@@ -89,7 +90,9 @@ def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
 
 
 def _ring_readers(where: Place) -> None:
-    a_doorbell(where).ring_readers()
+    from shellback.work.queue.doorbell import EVENTS
+
+    a_doorbell(where).ring_here(EVENTS)
 
 
 @contextlib.contextmanager
@@ -184,6 +187,35 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
 
     url, command = where.settings.notify_webhook, where.settings.notify_command
     return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
+
+
+def _receptions(where: Place, name: str, outbox: Outbox, *, once: bool) -> Sequence[Reception]:
+    """Where proxies ask, if they ask at all; `name` is of this process, with `once` of no later one."""
+    from shellback.exec.policy.rules.file import load
+    from shellback.wiring.choice import ASK
+    from shellback.work.approvals.connecting import Terms
+    from shellback.work.approvals.reception import Reception
+
+    settings = where.settings
+    if settings.network != ASK:
+        return ()
+    terms = Terms(
+        rules=load(settings.policy),
+        ttl_s=settings.approval_ttl,
+        limit=settings.pending_approvals,
+        outbox=outbox,
+    )
+    return (
+        Reception(
+            home=where.home,
+            name=name,
+            once=once,
+            host_id=where.host_id,
+            database=where.database,
+            doorbell=a_doorbell(where),
+            terms=terms,
+        ),
+    )
 
 
 def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, outbox: Outbox) -> Neighbours:
@@ -361,6 +393,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
+                *_receptions(where, executor_id, outbox, once=False),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -415,6 +448,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
+                *_receptions(where, process, outbox, once=True),
             ),
             loops=[notifier.run for notifier in notifiers],
         )

@@ -92,7 +92,7 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
         ("HOST_MOUNT_ROOTS", "projects", "begin with / or ~/"),
         ("HOST_MOUNT_ROOTS", "/srv:/", "except / and"),
         ("HOST_MOUNT_ROOTS", "/home/somebody/.local/state/shellback", "listed secrets"),
-        ("NETWORK", "maybe", "off, list or on"),
+        ("NETWORK", "maybe", "off, ask, list or on"),
         ("HOST_WRITE_FENCE", "yes", "off or on"),
         ("SECRET_PATHS", "keys", "begin with / or ~/"),
         ("SANDBOX_READABLE", "tools", "absolute paths"),

@@ -126,6 +126,11 @@ class BubblewrapBackend(ChosenBackend):
                 "no network but its own loopback, and a proxy (see HTTPS_PROXY) to these hosts only:"
                 f" {', '.join(self.hosts[:_NAMED])}{more}"
             )
+            if self.listed.ask_s:
+                network += (
+                    f" (a connection to another host waits up to {self.listed.ask_s:g} s for a person; if it fails"
+                    " because nobody has decided, the command can be repeated later)"
+                )
         also = "".join(f", {path}" for path in self.readable)
         return (
             f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"
@@ -221,8 +226,10 @@ class BubblewrapBackend(ChosenBackend):
         seen = self._view(profile)
         place = os.stat(self.workspace)
         hosts, private = (self.listed.words, self.listed.ranges) if work else ((), ())
+        ask_s = self.listed.ask_s if work else 0.0
+        asks = (f"ask {ask_s:g}",) if ask_s else ()
         whole = "\0".join(
-            [scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private]
+            [scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private, *asks]
         )
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
@@ -240,6 +247,7 @@ class BubblewrapBackend(ChosenBackend):
             private_net=not (self.network and work),
             hosts=hosts,
             private=private,
+            ask_s=ask_s,
             scope=scope,
             bounds=self.bounds,
         )

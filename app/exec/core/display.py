@@ -18,6 +18,8 @@ _FIRST: Final = ("command", "segments", "tier", "reason", "touches")
 _HASHES: Final = frozenset({"sha256", "view"})
 SECRETS: Final = "secret_paths"
 """What of a display says which secrets a call names: a list, or None if that is not known."""
+CONNECT: Final = "connect"
+"""What of a display names the host and port about which a command asks; also stands in place of a tool's name."""
 _SHORT: Final = frozenset({"backend", "profile", "lifetime", "network", "shell"})
 _PROGRAMS: Final = frozenset({"executables", "scripts"})
 _NAMED: Final = frozenset({"name", "path", "named"})
@@ -101,6 +103,12 @@ def request_lines(display: Mapping[str, object]) -> list[str]:
             parts = _parts(value, str(display.get("command", ""))) if key == "segments" else _value(key, value)
             lines += _field("runs" if key == "segments" else key, parts)
     return [*lines, *(_field("with", [", ".join(short)]) if short else [])]
+
+
+def subject(display: Mapping[str, object]) -> str | None:
+    """What a display is about: the command as it runs, or the host and port of a connection."""
+    found = display.get("command", display.get(CONNECT))
+    return found if isinstance(found, str) else None
 
 
 def folded(lines: Iterable[str], width: int | None) -> list[str]:

@@ -10,17 +10,21 @@ import asyncio
 import json
 import os
 import resource
+import select
 import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Final
 
+from shellback.exec.proxy.asking import Asking
 from shellback.exec.proxy.journal import Journal
 from shellback.exec.proxy.reach import Lookups
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
+from shellback.exec.wire import layout
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
@@ -48,8 +52,9 @@ class Served:
 class Proxy:
     """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted."""
 
-    def __init__(self, journal: Journal, room: int) -> None:
+    def __init__(self, journal: Journal, asking: Asking, room: int) -> None:
         self._journal = journal
+        self._asking = asking
         self._room = room
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
@@ -82,7 +87,7 @@ class Proxy:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            hosts = Hosts(message["hosts"], message["private"])
+            hosts = Hosts(message["hosts"], message["private"], message.get("ask_s", 0.0))
             self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"])
             served.listener.setblocking(False)
             self._listen(served)
@@ -126,8 +131,9 @@ class Proxy:
             self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
 
         accepted.setblocking(False)
+        allow = partial(self._asking.allow, served.scope, served.hosts.ask_s, partial(_there, accepted))
         with Side(accepted) as client:
-            visit = Visit(served.hosts, served.lookups.resolve, client, note)
+            visit = Visit(served.hosts, served.lookups.resolve, client, note, allow if served.hosts.ask_s else None)
             try:
                 await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
             finally:
@@ -136,17 +142,25 @@ class Proxy:
             await client.leave()
 
 
-async def _run(control: socket.socket, journal: Journal, room: int) -> None:
+def _there(accepted: socket.socket) -> bool:
+    """Whether the client at the other end has not ended."""
+    look = select.poll()
+    look.register(accepted, select.POLLRDHUP)
+    return not look.poll(0)
+
+
+async def _run(control: socket.socket, home: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
-    await Proxy(journal, room).obey(control)
+    async with Asking(home) as asking:
+        await Proxy(Journal(home and os.path.join(home, layout.NETWORK)), asking, room).obey(control)
 
 
 def main() -> None:
-    """Run the proxy; its argument is the directory of its records, or nothing."""
+    """Run the proxy; its argument is the state directory, or nothing."""
     control = socket.socket(fileno=PROXY_CONTROL)
     control.setblocking(False)
     os.set_inheritable(PROXY_CONTROL, False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, _LOG_BYTES))
     room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // _FILES)
     with asyncio.Runner() as runner:
-        runner.run(_run(control, Journal(sys.argv[1] if len(sys.argv) > 1 else None), room))
+        runner.run(_run(control, sys.argv[1] if len(sys.argv) > 1 else None, room))

@@ -16,6 +16,8 @@ _ADDRESSES: Final = 4
 _LOOKUPS: Final = 4
 
 Resolve = Callable[[str], Awaitable[list[str]]]
+Allow = Callable[[str, int], Awaitable[Entry]]
+"""Decides about a host, as `canonical` writes it, and port that are not listed; raises Refused."""
 
 
 class Refused(Exception):
@@ -39,15 +41,17 @@ class Reached(NamedTuple):
     side: Side
 
 
-def goal(hosts: Hosts, host: str, port: str) -> Goal:
-    """The goal of a connection that is asked for; raises Refused if it is not allowed."""
+async def goal(hosts: Hosts, host: str, port: str, allow: Allow | None = None) -> Goal:
+    """The goal of a connection that is asked for; raises Refused if neither the list nor `allow` allows it."""
     try:
         name, to = canonical(host), number(port)
     except ValueError as error:
         raise Refused(str(error)) from None
     by = hosts.allowing(name, to)
     if by is None:
-        raise Refused(f"{name}:{to} is not on the list of hosts that commands may reach")
+        if allow is None or not hosts.askable(name):
+            raise Refused(f"{name}:{to} is not on the list of hosts that commands may reach")
+        by = await allow(name, to)
     return Goal(name, to, by)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import h11
 
 from shellback.exec.proxy import hello
-from shellback.exec.proxy.reach import Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.reach import Allow, Goal, Reached, Refused, Resolve, goal, reach
 from shellback.exec.proxy.sides import Side
 from shellback.exec.wire.fields import SESSION_ID
 from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
@@ -57,7 +57,7 @@ class Facts:
 
 
 class Visit:
-    """Serves one connection; `begun` is called once an allowed host is reached."""
+    """Serves one connection; `begun` is called once an allowed host is reached, `allow` decides about others."""
 
     def __init__(
         self,
@@ -65,12 +65,14 @@ class Visit:
         resolve: Resolve,
         client: Side,
         begun: Callable[[Facts], None],
+        allow: Allow | None = None,
     ) -> None:
         self.facts = Facts()
         self._hosts = hosts
         self._resolve = resolve
         self._client = client
         self._begun = begun
+        self._allow = allow
         self._reached: Reached | None = None
         self._pieces = 0
 
@@ -246,7 +248,7 @@ class Visit:
         self.facts.host = host[:255]
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
-        to = goal(self._hosts, host, port)
+        to = await goal(self._hosts, host, port, self._allow)
         self.facts.host, self.facts.rule = to.host, to.by.text
         self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 BYTES: Final = 12 * 1024
 """Of a list, as JSON: the keeper gets it in one message with what else it holds of an instance."""
 USUAL: Final = frozenset({80, 443})
+ASKS: Final = "ask about others"
+"""What a list says to people where other hosts are asked about."""
 _NAME_BYTES: Final = 253
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -41,11 +43,12 @@ class Entry(NamedTuple):
 class Hosts:
     """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`.
 
-    `shown` has both, for people.
+    With `ask_s`, a connection to another host waits so many seconds for a person. `shown` has all, for people.
     """
 
-    def __init__(self, entries: Iterable[str], private: Iterable[str] = ()) -> None:
+    def __init__(self, entries: Iterable[str], private: Iterable[str] = (), ask_s: float = 0.0) -> None:
         """Raises ValueError if one is wrong."""
+        self.ask_s = ask_s
         self.entries = tuple(map(entry, entries))
         self.private = tuple(map(addresses, private))
         self.words = tuple(one.text for one in self.entries)
@@ -55,11 +58,15 @@ class Hosts:
             raise ValueError("* stands beside others, which then mean nothing: leave it or them out")
         if len(json.dumps([self.words, self.ranges])) > BYTES:
             raise ValueError(f"the list is longer than {BYTES} bytes: use wildcards, as in *.example.org")
-        self.shown = (*self.words, *(f"private {one}" for one in self.ranges))
+        self.shown = (*self.words, *(f"private {one}" for one in self.ranges), *([ASKS] if ask_s else []))
 
     def allowing(self, host: str, port: int) -> Entry | None:
         """The first entry that allows a connection to this host, as `canonical` writes it."""
         return next((one for one in self.entries if one.matches(host, port)), None)
+
+    def askable(self, host: str) -> bool:
+        """Whether a person may be asked about this host: a name, or an address that a name could have."""
+        return not is_address(host) or self.reachable(host, Entry("", "", frozenset()))
 
     def reachable(self, address: str, allowed: Entry) -> bool:
         """Whether a connection that `allowed` allows may go to this address: a public, named or private one."""
@@ -95,6 +102,11 @@ def split(text: str, *, default: str) -> tuple[str, str]:
     if ":" in port or "/" in port:
         raise ValueError(f"{text!r} is no host and port: write an IPv6 address in brackets, a host without its scheme")
     return host, port if colon else default
+
+
+def place(host: str, port: int) -> str:
+    """The inverse of `split`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def number(port: str) -> int:

@@ -5,6 +5,7 @@ version.N                    empty; N is the version of what is in here
 host_id                      random, made once
 bells/                       a socket per queue and worker: a datagram says that an item was enqueued
 desk/                        a socket per worker that answers questions of commands
+reception/                   a socket per worker and MCP server that answers questions of proxies about hosts
 network/                     what sandboxes connected to, by the proxy: a file for each conversation, and its last one
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
@@ -30,6 +31,11 @@ from shellback.exec.wire.protocol import VERSION
 SESSIONS: Final = "sessions"
 SUPERVISOR: Final = "supervisor"
 BELLS: Final = "bells"
+ONCE: Final = ".once"
+"""How the name of a socket ends that no second listener will have."""
+PROXIES: Final = "proxies"
+"""The name under which proxies hear of a new reception."""
+RECEPTION: Final = "reception"
 SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"

@@ -83,7 +83,8 @@ class Sandbox:
     commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
     has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy,
-    `private` ranges of addresses that these may have; `scope` names the instance in the records of the proxy.
+    `private` ranges of addresses that these may have; with `ask_s`, a connection to another host waits so many seconds
+    for a person. `scope` names the instance to the proxy.
     """
 
     bwrap: str
@@ -102,8 +103,14 @@ class Sandbox:
     private_net: bool = True
     hosts: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    ask_s: float = 0.0
     scope: str = ""
     bounds: Bounds = Bounds()
+
+    @property
+    def proxied(self) -> bool:
+        """Whether its commands reach hosts by the proxy."""
+        return bool(self.hosts or self.ask_s)
 
     def covered(self) -> dict[str, str]:
         """The covers that must stay while a command runs, by path: FIXED, READ_ONLY, STUB or MASKED."""
@@ -148,6 +155,7 @@ class Sandbox:
             private_net=bool(message.get("private_net")),
             # Older workers do not name these.
             scope=field_of({"scope": "", **message}, "scope", str),
+            ask_s=number_of(message, "ask_s", 0.0),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
             **{name: words_of(message, name) for name in _WORDS},
             **{name: words_of({name: [], **message}, name) for name in ("hosts", "private")},

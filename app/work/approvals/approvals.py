@@ -40,7 +40,7 @@ NOTE_CHARS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A call that waits, or waited, for a person.
+    """A call, or a command's question about a host, that waits, or waited, for a person.
 
     `display` is shown to the person; `digest` covers everything that will run. `args` are the model's; `changed_args`
     replace them if the person `changed_by` changed the call. `session_id` is the session that the call concerns.
@@ -69,13 +69,20 @@ class Request:
     changed_by: str | None = None
 
     @property
+    def of_call(self) -> bool:
+        """Whether a call waits for it."""
+        return self.turn_id != mailbox.NO_TURN
+
+    @property
     def shown(self) -> str:
         """The whole display, escaped for a terminal; it decodes to exactly what runs."""
         return "\n".join(request_lines(self.display))
 
 
 def why_not_for_session(request: Request) -> str | None:
-    """Why input cannot be approved for the whole session; None if it can."""
+    """Why this cannot be approved for longer than one call; None if it can: input, and a connection."""
+    if not request.of_call:
+        return None
     from shellback.exec.policy.classify.model import Tier
     from shellback.exec.tools.registry import tool_named  # imports all tools: slow, and most commands need none
 
@@ -115,10 +122,13 @@ def get(conn: sa.Connection, request_id: str) -> Request:
     return Request(**rows[0])
 
 
-def find(conn: sa.Connection, *, conversation_id: str | None = None, state: str | None = None) -> list[Request]:
-    """Requests, oldest first, at most 500."""
+def find(
+    conn: sa.Connection, *, conversation_id: str | None = None, state: str | None = None, of_calls: bool = False
+) -> list[Request]:
+    """Requests, oldest first, at most 500; `of_calls`: without questions about hosts."""
     which = given((approvals.c.conversation_id, conversation_id), (approvals.c.state, state))
-    query = sa.select(approvals).where(*which).order_by(approvals.c.created_at).limit(500)
+    calls = [mailbox.of_calls()] if of_calls else []
+    query = sa.select(approvals).where(*which, *calls).order_by(approvals.c.created_at).limit(500)
     return [Request(**row) for row in conn.execute(query).mappings()]
 
 
@@ -165,10 +175,9 @@ def decide(  # noqa: PLR0913 - what a decision is
         raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
     now = time.time()
     driven = conversation is None or conversation.driver == mailbox.AGENT
-    if decision == "changed" and not driven:
-        raise ApprovalRefused(
-            f"approval request {request.id} is of an MCP client, which alone can change its call: deny it with a reason"
-        )
+    if decision == "changed" and not (driven and request.of_call):
+        whose = "of an MCP client, which alone can change its call" if request.of_call else "about a connection"
+        raise ApprovalRefused(f"approval request {request.id} is {whose}: deny it with a reason")
     if decision in {"approved", "changed"} and _left(request.created_at, request.expires_at, now) <= 0:
         decision = "expired"
     values: dict[str, Any] = {
@@ -185,7 +194,7 @@ def decide(  # noqa: PLR0913 - what a decision is
     audited(conn, decision, request, done_by=by, surface=surface, reason=note, facts=facts)
     told = {"id": request.id, "decision": decision, "by": by}
     stream.note(conn, request.conversation_id, request.turn_id, 0, "decision", told)
-    if conversation is not None and not driven:
+    if conversation is not None and not (driven and request.of_call):
         enqueuer.decided(conn, host_id=conversation.host_id)
     elif conversation is not None and not mailbox.undecided(conn, request.conversation_id):
         resume(conn, enqueuer, conversation)
@@ -242,8 +251,8 @@ def supersede(
     surface: str,
     note: str = "a new message came instead",
 ) -> int:
-    """Deny pending requests because the person wants something else; returns how many."""
-    pending = find(conn, conversation_id=conversation_id, state="pending")
+    """Deny calls that wait because the person wants something else; returns how many."""
+    pending = find(conn, conversation_id=conversation_id, state="pending", of_calls=True)
     for request in pending:
         decide(conn, enqueuer, request.id, "superseded", by=by, surface=surface, note=note)
     return len(pending)

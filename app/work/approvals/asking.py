@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pydantic_ai import DeferredToolResults, ToolApproved, ToolDenied
 from pydantic_ai.conversation import Conversation
 
-from shellback.exec.core.display import shown
+from shellback.exec.core.display import shown, subject
 from shellback.exec.core.model import CallKey
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tool_named
@@ -24,6 +24,7 @@ from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import tier_of
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import stream
+from shellback.work.queue.mailbox import NO_TURN
 
 PENDING: Final = 20
 """At most this many calls of one conversation wait for a person."""
@@ -57,7 +58,9 @@ def ask(
     A call that is identical to a waiting one, or exceeds `limit`, is refused at once, and the model is told why.
     """
     waiting = {
-        (one.tool_name, one.digest): one.id for one in find(conn, conversation_id=conversation_id, state="pending")
+        (one.tool_name, one.digest): one.id
+        for one in find(conn, conversation_id=conversation_id, state="pending")
+        if one.of_call is (turn_id != NO_TURN)
     }
     for call in proposed:
         request_id = f"a{uuid.uuid4().hex[:11]}"
@@ -113,8 +116,8 @@ def _announce(conn: sa.Connection, request: Request, epoch: int, outbox: Outbox)
     told = {"id": request.id, "tool": request.tool_name, **request.display}
     stream.note(conn, request.conversation_id, request.turn_id, epoch, "approval", told)
     audited(conn, "asked", request)
-    command = request.display.get("command")
-    text = f"{request.tool_name} waits for approval as {request.id}" + (f": {shown(str(command))}" if command else "")
+    about = subject(request.display)
+    text = f"{request.tool_name} waits for approval as {request.id}" + (f": {shown(about)}" if about else "")
     asked = {"id": request.id, "tool": request.tool_name, "display": request.display, "shown": request.shown}
     outbox.put(conn, "approval", request.conversation_id, f"{request.call_key}:{request.digest}", text, asked)
 

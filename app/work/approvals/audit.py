@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from shellback.exec.core.display import shown, visible
+from shellback.exec.core.display import shown, subject, visible
 from shellback.exec.core.errors import CommandDenied
 from shellback.storage.rows import given, insert_new
 from shellback.storage.tables import audit
@@ -76,7 +76,6 @@ def _once(entry: Entry) -> str:
 
 def audited(conn: sa.Connection, event: Event, request: Any, **more: Any) -> None:
     """Add a row about an approval request (or its database row); `more` overrides fields of the entry."""
-    command = request.display.get("command")
     about: dict[str, Any] = {
         "conversation_id": request.conversation_id,
         "turn_id": request.turn_id,
@@ -85,7 +84,7 @@ def audited(conn: sa.Connection, event: Event, request: Any, **more: Any) -> Non
         "session_id": request.session_id,
         "tool": request.tool_name,
         "digest": request.digest,
-        "command": command if isinstance(command, str) else None,
+        "command": subject(request.display),
     }
     note(conn, Entry(event=event, **(about | more)))
 

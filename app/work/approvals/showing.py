@@ -23,7 +23,8 @@ def whole(request: Request) -> list[str]:
     elif request.decided_by:
         note = f": {request.note}" if request.note else ""
         decided = {"decided by": f"{request.decided_by} through {request.surface}{note}"}
-        lines += request_lines(decided | ({"holds for": "the session"} if request.scope == "session" else {}))
+        whole = "the session" if request.of_call else "the conversation"
+        lines += request_lines(decided | ({"holds for": whole} if request.scope == "session" else {}))
     if request.used_by:
         lines.append(f"    used by: {request.used_by}")
     return lines

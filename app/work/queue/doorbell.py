@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 EVENTS: Final = "events"
 """The name under which readers of events hear of new ones. Nothing is ever enqueued on it."""
-ONCE: Final = ".once"
-"""How the name of a socket ends that no second listener will have."""
 RETRY_S: Final = 5.0
 HEARD_S: Final = 5.0
 """Within this time a notification to ourselves arrives, unless a pooler gives our connection to other clients."""
@@ -52,7 +50,7 @@ class Doorbell:
 
         It never raises, and blocks for at most one statement on Postgres.
         """
-        if host_id == self._host_id and self._rung_here(queue):
+        if host_id == self._host_id and self.ring_here(queue):
             return
         if self._database.dialect != "sqlite":
             try:
@@ -62,15 +60,11 @@ class Doorbell:
 
     def ring_all(self, queue: str) -> None:
         """Tell all hosts; else as `ring`."""
-        self._rung_here(queue)
+        self.ring_here(queue)
         self.ring("*", queue)
 
-    def ring_readers(self) -> None:
-        """Tell those who follow events on this host that there are new ones; called after the commit, never raises."""
-        self._rung_here(EVENTS)
-
-    def _rung_here(self, queue: str) -> bool:
-        """Whether a worker of this host heard it."""
+    def ring_here(self, queue: str) -> bool:
+        """Tell who listens to this name on this host; never raises. Whether somebody heard it."""
         heard = False
         with contextlib.suppress(OSError), short(self._directory) as folder:
             for name in os.listdir(self._directory):
@@ -161,7 +155,7 @@ def _prefix(queue: str) -> str:
 
 def _listener(directory: Path, queue: str, executor_id: str, *, once: bool) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
-    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (ONCE if once else "")
+    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (layout.ONCE if once else "")
     (directory / name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with short(directory) as folder:
@@ -177,7 +171,7 @@ def _knocked(path: str) -> bool:
             return True  # earlier rings are unread, and are for this item too
         except ConnectionRefusedError:
             # Not that of a worker: the next one of its name may just have bound it.
-            if path.endswith(ONCE):
+            if path.endswith(layout.ONCE):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             return False

@@ -35,6 +35,9 @@ MCP: Final = "mcp"
 CONNECTION: Final = "mcp:"
 """How the id begins that names the connection of an MCP client where a turn's calls name their turn."""
 
+NO_TURN: Final = ""
+"""The `turn_id` of a request for which no call waits: a command asks about a host, and its conversation goes on."""
+
 DEFAULT: Final = "default"
 """The name of the workspace WORKSPACE_ROOT."""
 
@@ -237,8 +240,15 @@ def add_row(
 
 
 def undecided(conn: sa.Connection, conversation_id: str) -> int:
-    """The number of pending approvals of a conversation."""
-    return count(conn, approvals, approvals.c.conversation_id == conversation_id, approvals.c.state == "pending")
+    """The number of calls of a conversation that wait for a person."""
+    return count(
+        conn, approvals, approvals.c.conversation_id == conversation_id, approvals.c.state == "pending", of_calls()
+    )
+
+
+def of_calls() -> sa.ColumnElement[bool]:
+    """The condition that a call waits for the request."""
+    return approvals.c.turn_id != NO_TURN
 
 
 def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> sa.Row[Any]:

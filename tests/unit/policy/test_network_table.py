@@ -13,7 +13,7 @@ from shellback.exec.core.base import Found
 from shellback.exec.core.display import request_lines
 from shellback.exec.core.errors import BackendUnavailable, PolicyUnusable
 from shellback.exec.core.limits import Limits
-from shellback.exec.core.model import READ_ONLY
+from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.rules.file import load, network
 from shellback.settings import Settings
@@ -98,6 +98,32 @@ def test_auto_never_falls_back_to_a_backend_without_the_list(file: Path, monkeyp
         choose(settings(file))
     assert "no bubblewrap here" in str(refused.value)
     assert "or NETWORK=off or NETWORK=on" in str(refused.value)
+
+
+def test_that_a_person_is_asked_is_shown_to_who_approves_and_is_part_of_the_digest(file: Path) -> None:
+    needed()
+    listed, asks = (made(settings(file, NETWORK=value), "bubblewrap") for value in ("list", "ask"))
+    spec = command_spec(command="true", workspace=listed.workspace, limits=Limits())
+    asked = proposal_for(spec, asks).facts
+    assert "private 10.0.0.0/8 ask about others" in "\n".join(request_lines(asked))
+    assert asked != proposal_for(spec, listed).facts
+    first, second, reads = (
+        asyncio.run(one.plan(replace(spec, profile=profile), "talk")).sandbox
+        for one, profile in ((listed, WORK), (asks, WORK), (asks, READ_ONLY))
+    )
+    assert first is not None
+    assert second is not None
+    assert reads is not None
+    assert first.key != second.key
+    assert (second.ask_s, reads.ask_s) == (60.0, 0.0)
+    assert "waits up to 60 s for a person" in asks.description
+
+
+def test_without_a_list_a_person_is_asked_about_every_host(file: Path) -> None:
+    file.unlink()
+    assert made(settings(file, NETWORK="ask"), "bubblewrap").reached.shown == ("ask about others",)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(BackendUnavailable, match="cannot be held to NETWORK=ask: set BACKEND=bubblewrap"):
+        choose(settings(file, NETWORK="ask", BACKEND="host"))
 
 
 def test_the_list_is_shown_to_who_approves_and_is_part_of_the_digest(file: Path) -> None:

@@ -22,7 +22,7 @@ from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
 from shellback.exec.wire.descriptors import closing
-from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.hosts import Hosts, entry
 
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
@@ -36,7 +36,7 @@ _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforceme
 _OF_WORKSPACE: Final = ("path", "per_conversation", "from", "source", "keep")
 _OF_RULE: Final = (
     "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
-    "note", "expires", "examples",
+    "note", "expires", "examples", "connect",
 )  # fmt: skip
 _TABLE: Final = re.compile(r"\s*\[")
 _HEADER: Final = re.compile(r"\s*\[\[\s*[\"']?rules[\"']?\s*\]\]")
@@ -87,13 +87,15 @@ _parsed: Final[dict[Path, tuple[tuple[int, ...], Mapping[str, NamedWorkspace]]]]
 """What was parsed last, and of which file."""
 
 
-def network(path: Path | None) -> Hosts:
-    """The table `[network]` of a policy file.
+def network(path: Path | None, ask_s: float = 0.0) -> Hosts:
+    """The table `[network]` of a policy file; with `ask_s`, a person is asked about other hosts.
 
     Raises:
-        PolicyUnusable: The file cannot be trusted, or the table is wrong or lists no host.
+        PolicyUnusable: The file cannot be trusted, or the table is wrong or lists no host and `ask_s` is 0.
     """
     found = listed_in(path)
+    if ask_s:
+        return Hosts(found.words, found.ranges, ask_s)
     if not found.entries:
         where = "there is no shellback.toml" if path is None else f"{path} has no hosts"
         raise PolicyUnusable(f"NETWORK=list, and {where}: write hosts = [...] in [network] there, or set NETWORK=off")
@@ -319,6 +321,7 @@ class _Reader:
                 raise self._wrong(line, "paths", f"{text!r}", str(error)) from None
         cwd = self._string(given, "cwd", line)
         return Match(
+            connect=self._string(given, "connect", line),
             prefix=self._strings(given, "prefix", line),
             exact=self._flag(given, "exact", line),
             tier=self._tier(given["tier"], line, "tier") if "tier" in given else None,
@@ -446,6 +449,8 @@ WORDS: Final = 64
 
 def objection(rule: Rule) -> tuple[str, str, str] | None:
     """The mistake in a rule as key, reason and remedy; None if the rule is valid."""
+    if rule.match.connect is not None:
+        return _wrong_connection(rule, rule.match.connect)
     prefix = rule.match.prefix
     if len(prefix) > WORDS or any(not word or any(ord(char) < 32 for char in word) for word in prefix):
         what = f"more than {WORDS} words, or an empty one, or one with control characters"
@@ -457,6 +462,19 @@ def objection(rule: Rule) -> tuple[str, str, str] | None:
     if rule.match.exact and not prefix:
         return "exact", "there is no prefix", "give the prefix that it is about"
     return _too_wide(rule.match) if rule.effect == "allow" else None
+
+
+def _wrong_connection(rule: Rule, connect: str) -> tuple[str, str, str] | None:
+    if rule.match != Match(connect=connect, conversation_id=rule.match.conversation_id):
+        return "connect", "it stands beside what is about commands", "write two rules, or leave one of them out"
+    try:
+        host = entry(connect).host
+    except ValueError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        return "connect", what, remedy
+    if rule.effect == "allow" and host == "*":
+        return "connect", "it would allow every host", "name the host, or write * in [network]"
+    return None
 
 
 def _too_wide(match: Match) -> tuple[str, str, str] | None:

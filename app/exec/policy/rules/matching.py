@@ -21,6 +21,7 @@ from shellback.exec.policy.rules.carriers import name_of
 from shellback.exec.policy.rules.commands import MOVES, commands_in, is_plain, moves, simples, tier_of, words_of
 from shellback.exec.policy.rules.loose import read
 from shellback.exec.policy.rules.rule import Effect, Match, Rule, fits, path_fits
+from shellback.exec.wire.hosts import entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class Rules:
 
     def decide(self, judgement: Judgement, facts: Facts) -> Hit | None:
         """The decision of the rules on a judged line; None if no rule decides."""
-        rules = [rule for rule in self.rules if _in_force(rule, facts)]
+        rules = [rule for rule in self.rules if rule.match.connect is None and _in_force(rule, facts)]
         if not rules:
             return None
         parsed = parse(facts.command)
@@ -105,6 +106,19 @@ class Rules:
                 if rule.effect == effect and objects(rule.match, parsed, judgement, facts):
                     return _hit([rule])
         return _allowed([rule for rule in rules if rule.effect == "allow"], parsed, judgement, facts)
+
+    def connection(self, host: str, port: int, conversation_id: str, now: float) -> Hit | None:
+        """The decision of the rules on a connection to a host, as `canonical` writes it; None if no rule decides."""
+        about = [
+            rule
+            for rule in self.rules
+            if rule.match.connect is not None
+            and rule.match.conversation_id in (None, conversation_id)
+            and (rule.expires_at is None or rule.expires_at > now)
+            and entry(rule.match.connect).matches(host, port)
+        ]
+        found = [rule for effect in ("deny", "ask", "allow") for rule in about if rule.effect == effect]
+        return _hit(found[:1]) if found else None
 
     def withheld(self, path: Path, facts: Facts) -> str | None:
         """The reason why a search leaves a file out: a rule that denies or asks; None without such a rule."""

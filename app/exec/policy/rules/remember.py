@@ -77,6 +77,15 @@ def rules_for(
     return tuple(found.values())
 
 
+def rule_for_host(
+    connect: str, *, owner: str, conversation_id: str | None, now: float, days: int = DAYS
+) -> tuple[Rule, ...]:
+    """The rule, without an id, that would allow connections to this host and port; without a conversation, of all."""
+    match = Match(connect=connect, conversation_id=conversation_id)
+    end = now + days * DAY_S
+    return (Rule(effect="allow", match=match, owner=owner, created_at=now, expires_at=end, saved=True),)
+
+
 def _unfit(simple: Simple, tier: Tier | None) -> str | None:
     if not is_plain(simple):
         return "it sets variables, redirects, or has words that stand for others, which no rule names"

@@ -23,12 +23,14 @@ ANY: Final = "*"
 class Match:
     """The conditions of a rule; a missing one matches everything.
 
+    `connect` is an entry as `[network]` has them: the rule is about connections to these hosts, not about commands.
     `prefix` are a command's first words, literal except `*` for any one word; with `exact` no word may follow. `tier`
     is the highest tier for an allow, the lowest for an ask or deny. `paths` are absolute globs: an allow needs all
     files of the command to match, the others any. An allow matches after a pipe only with `piped`, because the rule
     does not cover the pipe's contents. `cwd` is a directory without symlinks.
     """
 
+    connect: str | None = None
     prefix: tuple[str, ...] = ()
     exact: bool = False
     tier: Tier | None = None
@@ -70,7 +72,8 @@ class Rule:
         # As a person would type it: words quoted, the star for any word unquoted.
         words = " ".join(word if word == ANY else shlex.quote(word) for word in match.prefix)
         whole = f"exactly `{words}`" if match.exact else f"`{words}` and whatever follows"
-        parts = [f"{self.effect} {whole if words else 'every command'}"]
+        what = f"connections to {match.connect}" if match.connect else whole if words else "every command"
+        parts = [f"{self.effect} {what}"]
         if match.tier is not None:
             parts.append(f"{'up to' if self.effect == 'allow' else 'from'} tier {match.tier}")
         if match.paths:

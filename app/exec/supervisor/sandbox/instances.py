@@ -169,7 +169,7 @@ class Instances:
         try:
             if said.ready:
                 found = _opened(child_of(said.text), said.pid, sandbox)
-                if sandbox.hosts:
+                if sandbox.proxied:
                     found[LISTENER] = listener(found, who)
                 names = notes[_WHOLE] = sorted(found)
                 self._keeper.send(

@@ -25,7 +25,7 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
 LISTEN_S: Final = 5.0
-_FACTS: Final = ("hosts", "private", "scope")
+_FACTS: Final = ("hosts", "private", "ask_s", "scope")
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -82,7 +82,7 @@ class Proxying:
 
     def __init__(self, loop: Loop, home: str | None, diary: Diary) -> None:
         self._loop = loop
-        self._records = [] if home is None else [os.path.join(home, layout.NETWORK)]
+        self._home = [] if home is None else [home]
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -94,7 +94,8 @@ class Proxying:
 
     def serve(self, key: str, fd: int, notes: Mapping[str, Any]) -> None:
         """Have connections to the listener `fd`, which stays the caller's, served by the list in `notes`."""
-        self._served[key] = fd, {name: notes[name] for name in _FACTS}
+        # The instance may be from before one of them was known.
+        self._served[key] = fd, {name: notes[name] for name in _FACTS if name in notes}
         self._untold[key] = None
         self._tell()
 
@@ -142,7 +143,7 @@ class Proxying:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._records]
+        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._home]
         try:
             with theirs, closing(self._opened_log()) as said:
                 pid = os.posix_spawn(
