@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shellback.exec.backends.kinds import KINDS, Wanted
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.policy.rules.file import network
+from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -145,7 +147,8 @@ def made(
     """The backend of this name, as settings describe it, without a test; `reached` replaces their network.
 
     Raises:
-        PolicyUnusable: NETWORK=list, and the operator's file cannot be followed, or lists no host.
+        PolicyUnusable: NETWORK=list, and the operator's file cannot be followed, lists no host, or names a credential
+            without a value.
         Unusable: NETWORK=list, and commands of this backend cannot be held to a list.
     """
     from shellback.orders import DOTENV
@@ -182,7 +185,21 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
     if not KINDS[name].lists:
         able = " or ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
         raise Unusable(name, f"commands there cannot be held to NETWORK=list: set {able}, or NETWORK=off or NETWORK=on")
-    return network(settings.policy)
+    from shellback.exec.proxy.authority import NoTrust, ensure
+    from shellback.settings import secret_environment
+
+    found = network(settings.policy, secret_environment())
+    if found.credentials:
+        try:
+            ensure(settings.shellback_home / layout.AUTHORITY)
+        except (NoTrust, OSError) as error:
+            raise Unusable(name, f"the proxy can be no server for hosts with a credential: {error}") from None
+    return found
+
+
+def credentials(backend: ChosenBackend) -> Sequence[Credential]:
+    """What the proxy puts into requests of commands of this backend, with the values that are no files."""
+    return backend.reached.credentials if isinstance(backend.reached, Hosts) else ()
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

@@ -15,12 +15,17 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Final
 
+from shellback.exec.proxy.authority import Authority
+from shellback.exec.proxy.injecting import Injector, Lent
 from shellback.exec.proxy.journal import Journal
 from shellback.exec.proxy.reach import Lookups
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
@@ -41,6 +46,7 @@ class Served:
     listener: socket.socket
     hosts: Hosts
     scope: str
+    key: str
     lookups: Lookups = field(default_factory=Lookups)
     visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -48,9 +54,11 @@ class Served:
 class Proxy:
     """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted."""
 
-    def __init__(self, journal: Journal, room: int) -> None:
+    def __init__(self, journal: Journal, room: int, authority: Authority | None = None) -> None:
         self._journal = journal
         self._room = room
+        self._lent = Lent()
+        self._injector = None if authority is None else Injector(authority, self._lent)
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
 
@@ -77,13 +85,16 @@ class Proxy:
             over.set_result(None)
             return
         message = json.loads(data)
+        if message["op"] == "lend":
+            self._lent.take(message["name"], message["value"])
+            return
         key = message["key"]
         if (former := self._served.pop(key, None)) is not None:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            hosts = Hosts(message["hosts"], message["private"])
-            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"])
+            hosts = Hosts(message["hosts"], message["private"], map(Credential.from_wire, message["credentials"]))
+            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
             served.listener.setblocking(False)
             self._listen(served)
 
@@ -127,7 +138,8 @@ class Proxy:
 
         accepted.setblocking(False)
         with Side(accepted) as client:
-            visit = Visit(served.hosts, served.lookups.resolve, client, note)
+            inject = None if self._injector is None else partial(self._injector.serve, served.key)
+            visit = Visit(served.hosts, served.lookups.resolve, client, note, inject)
             try:
                 await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
             finally:
@@ -136,17 +148,17 @@ class Proxy:
             await client.leave()
 
 
-async def _run(control: socket.socket, journal: Journal, room: int) -> None:
+async def _run(control: socket.socket, room: int, records: str | None = None, authority: str | None = None) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
-    await Proxy(journal, room).obey(control)
+    await Proxy(Journal(records), room, None if authority is None else Authority(Path(authority))).obey(control)
 
 
 def main() -> None:
-    """Run the proxy; its argument is the directory of its records, or nothing."""
+    """Run the proxy; its arguments are the directories of its records and of its authority, or nothing."""
     control = socket.socket(fileno=PROXY_CONTROL)
     control.setblocking(False)
     os.set_inheritable(PROXY_CONTROL, False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, _LOG_BYTES))
     room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // _FILES)
     with asyncio.Runner() as runner:
-        runner.run(_run(control, Journal(sys.argv[1] if len(sys.argv) > 1 else None), room))
+        runner.run(_run(control, room, *sys.argv[1:]))

@@ -6,6 +6,7 @@ host_id                      random, made once
 bells/                       a socket per queue and worker: a datagram says that an item was enqueued
 desk/                        a socket per worker that answers questions of commands
 network/                     what sandboxes connected to, by the proxy: a file for each conversation, and its last one
+authority/                   key and certificate by which the proxy is a server, and what sandboxes trust
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
@@ -34,6 +35,7 @@ SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 NETWORK: Final = "network"
+AUTHORITY: Final = "authority"
 DIARY: Final = "supervisor.log"
 PROXY_LOG: Final = "proxy.log"
 STUBS: Final = "stubs.json"

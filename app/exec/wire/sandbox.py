@@ -18,6 +18,8 @@ NOTHING: Final = "/run/nothing"
 NOWHERE: Final = "/dev/protected"
 """Its target: a missing file in a read-only directory."""
 
+LENT: Final = "--lent"
+"""Precedes a path in a view, and a path of the host whose file the supervisor opens, to be copied there."""
 COPY: Final = "--copy"
 """Precedes a path in a view that is copied when the instance is made: a mount would slow each command."""
 TERMINALS: Final = "/dev/pts"
@@ -72,7 +74,8 @@ class Sandbox:
     commands run. `held` are approved scripts: the path that the command uses, the real path, and the SHA-256 of the
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
     has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy,
-    `private` ranges of addresses that these may have; `scope` names the instance in the records of the proxy.
+    `private` ranges of addresses that these may have; `credentials` are put into requests to them, and are texts of
+    `Credential`. `scope` names the instance in the records of the proxy.
     """
 
     bwrap: str
@@ -91,6 +94,7 @@ class Sandbox:
     private_net: bool = True
     hosts: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
     scope: str = ""
     bounds: Bounds = Bounds()
 
@@ -139,5 +143,5 @@ class Sandbox:
             scope=field_of({"scope": "", **message}, "scope", str),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
             **{name: words_of(message, name) for name in _WORDS},
-            **{name: words_of({name: [], **message}, name) for name in ("hosts", "private")},
+            **{name: words_of({name: [], **message}, name) for name in ("hosts", "private", "credentials")},
         )

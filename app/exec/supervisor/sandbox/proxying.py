@@ -25,7 +25,9 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
 LISTEN_S: Final = 5.0
-_FACTS: Final = ("hosts", "private", "scope")
+_FACTS: Final = ("hosts", "private", "credentials", "scope")
+_LENT: Final = "="
+"""Precedes the name of a value among keys of instances."""
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -82,21 +84,30 @@ class Proxying:
 
     def __init__(self, loop: Loop, home: str | None, diary: Diary) -> None:
         self._loop = loop
-        self._records = [] if home is None else [os.path.join(home, layout.NETWORK)]
+        self._places = [] if home is None else [os.path.join(home, name) for name in (layout.NETWORK, layout.AUTHORITY)]
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._lent: dict[str, str] = {}
         self._untold: dict[str, None] = {}
-        """The instances about which the proxy has yet to be told, in order."""
+        """The values and instances about which the proxy has yet to be told, in order."""
         self._control: socket.socket | None = None
         self._failures = 0
         self._waits = False
 
     def serve(self, key: str, fd: int, notes: Mapping[str, Any]) -> None:
         """Have connections to the listener `fd`, which stays the caller's, served by the list in `notes`."""
-        self._served[key] = fd, {name: notes[name] for name in _FACTS}
+        # An older supervisor noted no credentials.
+        self._served[key] = fd, {name: notes.get(name, []) for name in _FACTS}
         self._untold[key] = None
         self._tell()
+
+    def lend(self, values: Mapping[str, str]) -> None:
+        """Give these values to the proxy and its successors. They are in memory only: the keeper has none."""
+        self._lent = {f"{_LENT}{name}": value for name, value in values.items()}
+        if self._control is not None:
+            self._untold |= dict.fromkeys(self._lent)
+            self._tell()
 
     def drop(self, key: str) -> None:
         """Serve an instance no more, and cut what is open; without another instance, the proxy ends."""
@@ -121,7 +132,9 @@ class Proxying:
         while self._untold:
             key = next(iter(self._untold))
             fds, message = [], {"key": key, "op": "drop"}
-            if key in self._served:
+            if key in self._lent:
+                message = {"op": "lend", "name": key.removeprefix(_LENT), "value": self._lent[key]}
+            elif key in self._served:
                 fd, facts = self._served[key]
                 fds, message = [fd], {"key": key, "op": "serve", **facts}
             try:
@@ -142,7 +155,7 @@ class Proxying:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._records]
+        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._places]
         try:
             with theirs, closing(self._opened_log()) as said:
                 pid = os.posix_spawn(
@@ -168,7 +181,7 @@ class Proxying:
         self._control = control
         self._loop.watch(control.fileno(), lambda _events: self._tell(), OUT)
         self._loop.watch(pidfd, lambda _events: self._ended(pidfd, control, began), IN)
-        self._untold = dict.fromkeys(self._served)
+        self._untold = dict.fromkeys([*self._lent, *self._served])
 
     def _opened_log(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
