@@ -44,7 +44,7 @@ def test_sets_are_put_in_place_of_their_names(file: Path) -> None:
         '[network]\nhosts = ["a.example", "@more", "a.example"]\n'
         '[network.sets]\nmore = ["b.example:22", "*.c.example"]\n'
     )
-    assert network(file).words == ("a.example", "b.example:22", "*.c.example")
+    assert network(file, {}).words == ("a.example", "b.example:22", "*.c.example")
     assert load(file).rules == ()
 
 
