@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any, Final, Self
 
 BUFFER: Final = 1 << 16
 _AT_ONCE: Final = 1 << 20
+_WIDE: Final = 1 << 18
+"""The size of a pipe that has once been full; with the usual one a download takes a third longer."""
 _LEFT_S: Final = 2.0
 _LEFT_BYTES: Final = 1 << 20
 
@@ -50,8 +53,14 @@ class Side:
         await self._ready(self._loop.add_reader, self._loop.remove_reader)
         out, into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            narrow = True
             while size := await self._spliced(into):
                 count(size)
+                if narrow and size >= BUFFER:
+                    # More than a user may have in pipes is refused, see pipe(7).
+                    with contextlib.suppress(OSError):
+                        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, _WIDE)
+                    narrow = False
                 while size:
                     try:
                         size -= os.splice(out, to._socket.fileno(), size)

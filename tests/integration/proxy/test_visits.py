@@ -223,7 +223,9 @@ async def test_a_request_with_two_lengths_is_read_as_servers_have_to_read_it(sce
 
 async def test_a_server_that_answers_late_is_waited_for(scene: Scene) -> None:
     """Servers take the end of the stream for that of the client: uvicorn, Go and Node then answer nothing."""
-    answer = await scene.ask(f"GET http://example.org:{scene.late}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    request = f"GET http://example.org:{scene.late}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    assert (await scene.ask(request)).endswith(b"late")
+    answer = await scene.ask(request, whole=True)
     assert answer.endswith(b"late")
 
 
