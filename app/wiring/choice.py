@@ -198,8 +198,16 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
 
 
 def credentials(backend: ChosenBackend) -> Sequence[Credential]:
-    """What the proxy puts into requests of commands of this backend, with the values that are no files."""
+    """What the proxy puts into requests of commands of this backend; `known_values` has their values."""
     return backend.reached.credentials if isinstance(backend.reached, Hosts) else ()
+
+
+def lent(settings: Settings, backend: ChosenBackend) -> dict[str, str]:
+    """The values of variables among these, sealed for the proxy, which reads files itself; blocks."""
+    from shellback.exec.proxy.authority import sealed
+
+    place = settings.shellback_home / layout.AUTHORITY
+    return {one.name: sealed(place, one.value) for one in credentials(backend) if not one.file}
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

@@ -29,7 +29,7 @@ def supervisor_client(
 ) -> SupervisorClient:
     """A client of the host's supervisor. With `spawn` it starts one if none answers, or waits for an external one.
 
-    It `lends` each supervisor these values of credentials.
+    It `lends` each supervisor these values of credentials, sealed.
     """
     from shellback.exec.link.client import SupervisorClient
 
@@ -48,13 +48,12 @@ def supervisor_client(
 def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> Supervisors:
     """All supervisors of this state directory. For a worker of `backend` they are started as needed, else never."""
     from shellback.exec.backends.supervisors import Supervisors
-    from shellback.wiring.choice import credentials
+    from shellback.wiring.choice import lent
 
     containers = None if backend is None else backend.containers
-    lent = () if backend is None else credentials(backend)
     return Supervisors(
         supervisor_client(
-            settings, spawn=backend is not None, lends={one.name: one.value for one in lent if not one.file}
+            settings, spawn=backend is not None, lends=None if backend is None else lent(settings, backend)
         ),
         settings.shellback_home,
         containers=containers,

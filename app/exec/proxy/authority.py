@@ -5,8 +5,10 @@ Its key never leaves the state directory. Other certificates are those of this m
 
 from __future__ import annotations
 
+import base64
 import datetime
 import functools
+import hashlib
 import ipaddress
 import os
 import shutil
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -79,6 +82,14 @@ def trusted() -> Path:
     return found
 
 
+def sealed(directory: Path, value: str) -> str:
+    """A value that is to be lent, as text that only the proxy can read; blocks, and raises OSError.
+
+    The supervisor passes it on, and its memory is also that of each process that has yet to become a command.
+    """
+    return _box(directory).encrypt(value.encode()).decode()
+
+
 class Authority:
     """Contexts of TLS for the proxy. What it reads is read when it is first needed; that blocks for milliseconds."""
 
@@ -97,6 +108,13 @@ class Authority:
         context.load_verify_locations(trusted())
         context.set_alpn_protocols(_PROTOCOLS)
         return context
+
+    def opened(self, text: str) -> str:
+        """What was sealed as this text; raises OSError or ValueError if it was not, or for another authority."""
+        try:
+            return _box(self._directory).decrypt(text).decode()
+        except InvalidToken:
+            raise ValueError("sealed for another authority") from None
 
     @functools.cached_property
     def _own(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -127,6 +145,11 @@ class Authority:
         with closing(linux.text_in_memory("certificate", _pem(made) + _pem_of_key(self._leaf_key))) as descriptor:
             context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         return context
+
+
+def _box(directory: Path) -> Fernet:
+    secret = hashlib.sha256(b"lend\0" + (directory / KEY).read_bytes()).digest()
+    return Fernet(base64.urlsafe_b64encode(secret))
 
 
 def _make(directory: Path) -> None:

@@ -7,6 +7,7 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -58,6 +59,7 @@ class Proxy:
         self._journal = journal
         self._room = room
         self._lent = Lent()
+        self._authority = authority
         self._injector = None if authority is None else Injector(authority, self._lent)
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
@@ -86,7 +88,10 @@ class Proxy:
             return
         message = json.loads(data)
         if message["op"] == "lend":
-            self._lent.take(message["name"], message["value"])
+            if self._authority is not None:
+                # Whoever asks for a value that cannot be opened is told that it is missed.
+                with contextlib.suppress(OSError, ValueError):
+                    self._lent.take(message["name"], self._authority.opened(message["value"]))
             return
         key = message["key"]
         if (former := self._served.pop(key, None)) is not None:

@@ -44,7 +44,7 @@ class Credential:
     """One credential: `hosts` are entries, `kind` is one of KINDS, `header` has it, `user` is that of BASIC.
 
     `variable` holds the placeholder in sandboxes, "" for none. The value is in `file`, or is `value`, which goes from
-    the worker to the proxy by memory only.
+    the worker to the proxy sealed, and by memory only.
     """
 
     name: str

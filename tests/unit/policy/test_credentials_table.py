@@ -18,6 +18,7 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BUNDLE
 from shellback.settings import Settings, secret_environment
 from shellback.wiring.choice import choose, credentials, made
+from tests.documents import ROOT, blocks
 from tests.sandboxes import needed
 
 VALUE = "ghp_0123456789abcdefghij"
@@ -97,6 +98,12 @@ def test_a_value_that_cannot_be_had_refuses_the_file_and_is_not_shown(
     assert said in str(refused.value)
     assert not any(value in str(refused.value) for value in given.values())
     assert load(file).rules == ()
+
+
+def test_the_file_that_the_document_shows_is_one(file: Path) -> None:
+    (shown,) = [one.text for one in blocks(ROOT / "docs/secrets.md") if one.language == "toml"]
+    file.write_text(shown.replace("/etc/shellback/registry-token", str(file.parents[1] / "token")))
+    assert [one.name for one in network(file, {"GITHUB_VALUE": VALUE}).credentials] == ["github", "clone", "registry"]
 
 
 def test_a_variable_that_other_programs_get_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:

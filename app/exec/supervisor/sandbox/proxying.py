@@ -103,7 +103,7 @@ class Proxying:
         self._tell()
 
     def lend(self, values: Mapping[str, str]) -> None:
-        """Give these values to the proxy and its successors. They are in memory only: the keeper has none."""
+        """Give these sealed values, which only a proxy can read, to it and its successors; the keeper has none."""
         self._lent = {f"{_LENT}{name}": value for name, value in values.items()}
         if self._control is not None:
             self._untold |= dict.fromkeys(self._lent)
