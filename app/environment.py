@@ -39,17 +39,21 @@ def pass_on(given: Mapping[str, str], known: Container[str]) -> None:
             os.environ.setdefault(name, value)
 
 
+def harmless(name: str, known: Collection[str]) -> bool:
+    """Whether a variable is no secret: other programs may see it. `known` are settings without secrets."""
+    return name in known or name in _HARMLESS or name.startswith("LC_")
+
+
 def conceal(known: Collection[str]) -> None:
     """Take what may be a secret out of /proc/PID/environ, where other processes of our user read it.
 
-    This process, and what it passes its environment to, still have it. `known` are variables without secrets.
+    This process, and what it passes its environment to, still have it. `known` are settings without secrets.
     """
     from shellback.exec.wire.linux import overwrite_environment  # with ctypes, which most commands do not need
 
-    kept = {*known, *_HARMLESS}
     for name, value in list(os.environ.items()):
         os.environ[name] = value
-    overwrite_environment(lambda name: name in kept or name.startswith("LC_"))
+    overwrite_environment(lambda name: harmless(name, known))
 
 
 def home_of(given: Mapping[str, str]) -> Path:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from shellback.environment import database_of, pass_on, variables
+from shellback.environment import database_of, harmless, pass_on, variables
 from shellback.exec.backends.container import IDLE_S, IMAGE
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core import limits
@@ -354,6 +354,17 @@ def words(command: str) -> list[str]:
 def plain_environment() -> dict[str, str]:
     """The variables that any program needs: no setting, no key."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+
+
+def plain_names() -> set[str]:
+    """The variables of settings without secrets."""
+    return {name.upper() for name, field in Settings.model_fields.items() if field.repr}
+
+
+def secret_environment() -> dict[str, str]:
+    """The variables that no other program sees, `.env` included: what may be a credential. No setting is."""
+    settings = {name.upper() for name in Settings.model_fields}
+    return {name: value for name, value in variables().items() if not harmless(name, settings)}
 
 
 def engine_environment() -> dict[str, str]:

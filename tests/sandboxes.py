@@ -28,7 +28,7 @@ from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire.protocol import Message
 from shellback.exec.wire.sandbox import Sandbox
 from tests.databases import unless
-from tests.supervisors import WHO, Rig, answered, end, until
+from tests.supervisors import WHO, Rig, answered, end, until, words_of
 
 FAKE = "fake-bwrap"
 LINGER_S = 0.1
@@ -118,6 +118,15 @@ class Boxes(Rig):
         place = os.stat(self.home)
         end = f"@{place.st_dev:x}.{place.st_ino:x}\0".encode()
         return [proc.pid for proc in procfs.snapshot() if proc.alive and end in _environ(proc.pid)]
+
+    def proxies(self) -> list[int]:
+        """The processes of this supervisor's proxies."""
+        found = [(one.pid, words_of(one.pid)) for one in procfs.snapshot() if one.alive]
+        return [
+            pid
+            for pid, words in found
+            if any("exec.proxy.program" in word for word in words) and str(self.home) in words[-1]
+        ]
 
     def first(self, name: str) -> int:
         """The first process of a command's PID namespace; blocks until it bears its mark."""

@@ -76,4 +76,5 @@ def _is_entry(text: str) -> bool:
 def _state(one: Connection) -> str:
     if one.refused:
         return f"refused: {one.refused}"
-    return "open, or cut off" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}"
+    lent = f", with {one.credential}" if one.credential else ""
+    return ("open, or cut off" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}") + lent

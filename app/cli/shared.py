@@ -163,10 +163,10 @@ def load_settings() -> Settings:
 def lasting_settings() -> Settings:
     """The settings of a command that runs on; other processes read no secret in its environment from now on."""
     from shellback.environment import conceal
-    from shellback.settings import Settings
+    from shellback.settings import plain_names
 
     settings = load_settings()
-    conceal([name.upper() for name, field in Settings.model_fields.items() if field.repr])
+    conceal(plain_names())
     return settings
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shellback.exec.backends.kinds import KINDS, Wanted
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.policy.rules.file import network
+from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts
 
 if TYPE_CHECKING:
@@ -147,7 +149,8 @@ def made(
     """The backend of this name, as settings describe it, without a test; `reached` replaces their network.
 
     Raises:
-        PolicyUnusable: NETWORK=list or ask, and the operator's file cannot be followed, or `list` and it lists no host.
+        PolicyUnusable: NETWORK=list or ask, and the operator's file cannot be followed, names a credential without a
+            value, or, with `list`, lists no host.
         Unusable: NETWORK=list or ask, and commands of this backend cannot be held to a list.
     """
     from shellback.orders import DOTENV
@@ -185,7 +188,30 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
         able = " or ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
         held = f"commands there cannot be held to NETWORK={settings.network}"
         raise Unusable(name, f"{held}: set {able}, or NETWORK=off or NETWORK=on")
-    return network(settings.policy, settings.ask_seconds if settings.network == ASK else 0.0)
+    from shellback.settings import secret_environment
+
+    found = network(settings.policy, secret_environment(), settings.ask_seconds if settings.network == ASK else 0.0)
+    if found.credentials:
+        from shellback.exec.proxy.authority import NoTrust, ensure
+
+        try:
+            ensure(settings.shellback_home / layout.AUTHORITY)
+        except (NoTrust, OSError) as error:
+            raise Unusable(name, f"the proxy can be no server for hosts with a credential: {error}") from None
+    return found
+
+
+def credentials(backend: ChosenBackend) -> Sequence[Credential]:
+    """What the proxy puts into requests of commands of this backend; `known_values` has their values."""
+    return backend.reached.credentials if isinstance(backend.reached, Hosts) else ()
+
+
+def lent(settings: Settings, backend: ChosenBackend) -> dict[str, str]:
+    """The values of variables among these, sealed for the proxy, which reads files itself; blocks."""
+    from shellback.exec.proxy.authority import sealed
+
+    place = settings.shellback_home / layout.AUTHORITY
+    return {one.name: sealed(place, one.value) for one in credentials(backend) if not one.file}
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

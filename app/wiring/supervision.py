@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shellback.settings import Settings
@@ -24,8 +24,13 @@ EXTERNAL_WAIT_S: Final = 30.0
 """How long a worker waits for an external supervisor to start."""
 
 
-def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
-    """A client of the host's supervisor. With `spawn` it starts one if none answers, or waits for an external one."""
+def supervisor_client(
+    settings: Settings, *, spawn: bool = True, lends: Mapping[str, str] | None = None
+) -> SupervisorClient:
+    """A client of the host's supervisor. With `spawn` it starts one if none answers, or waits for an external one.
+
+    It `lends` each supervisor these values of credentials, sealed.
+    """
     from shellback.exec.link.client import SupervisorClient
 
     crash = settings.shellback_crash_points
@@ -36,16 +41,20 @@ def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorCl
         wait_s=EXTERNAL_WAIT_S if spawn and external else 0.0,
         crash_dir=str(crash) if crash else None,
         idle_s=settings.supervisor_idle_seconds,
+        lends=lends,
     )
 
 
 def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> Supervisors:
     """All supervisors of this state directory. For a worker of `backend` they are started as needed, else never."""
     from shellback.exec.backends.supervisors import Supervisors
+    from shellback.wiring.choice import lent
 
     containers = None if backend is None else backend.containers
     return Supervisors(
-        supervisor_client(settings, spawn=backend is not None),
+        supervisor_client(
+            settings, spawn=backend is not None, lends=None if backend is None else lent(settings, backend)
+        ),
         settings.shellback_home,
         containers=containers,
         # Commands in containers do not need the host's supervisor; earlier commands on the host do.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.server
+import ssl
 import threading
 import tomllib
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
+from shellback.exec.proxy.authority import Authority, ensure
 from tests.commands import assert_refused, facts, shellback, told
 from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, staged
@@ -71,3 +74,37 @@ def test_a_command_reaches_a_listed_host_and_what_it_asked_for_in_vain_is_sugges
     assert tomllib.loads(suggested) == {"hosts": [f"127.0.0.1:{port}", "other.example:8443"]}
     assert facts(told(place, "network", "-c", "elsewhere", "--json")) == []
     assert f"127.0.0.1:{port}" in told(place, "sandbox", "--json").stdout
+
+
+def test_a_worker_lends_a_credential_and_a_server_that_does_not_verify_never_gets_it(
+    place: Stage, tmp_path: Path
+) -> None:
+    """The whole way of a value, up to a server whose authority this machine does not know."""
+    value = "ghp_0123456789abcdefghij"
+    context: ssl.SSLContext = Authority(ensure(tmp_path / "unknown").parent).towards_clients("127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        file = place.home / "shellback.toml"
+        file.write_text(
+            f'[network]\nhosts = ["{host}"]\n'
+            f'[credentials.hub]\nenv = "HUB_VALUE"\nhosts = ["{host}"]\nvariable = "HUB_TOKEN"\n'
+        )
+        file.chmod(0o600)
+        assert_refused(shellback(place, "worker"), "HUB_VALUE is not set", "set it for the worker")
+        place.hire(HUB_VALUE=value)
+        item = place.send(f"$ echo $HUB_TOKEN; curl -sS --noproxy '' https://{host}/", "talk")
+        request = place.pending("talk")
+        assert "hub (bearer) for" in (shown := told(place, "approvals", "show", request.id).stdout)
+        place.decide(request)
+        answer = place.answer(item)
+        server.shutdown()
+    assert "ghp_" in answer
+    assert f"the certificate of {host.partition(':')[0]} is not accepted" in answer
+    assert "hello" not in answer
+    (one,) = facts(told(place, "network", "--json"))
+    assert (one["credential"], "is not accepted" in one["refused"]) == ("hub", True)
+    files = [path for path in place.home.rglob("*") if path.is_file()]
+    assert value not in answer + shown
+    assert not [path for path in files if value.encode() in path.read_bytes()]

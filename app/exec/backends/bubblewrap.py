@@ -25,6 +25,8 @@ from shellback.exec.core.runner import EXEC_UID, Runner, found
 from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import BUNDLE, Unusable
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY, Bounds, Sandbox
 
@@ -39,6 +41,14 @@ PROXIED: Final = {
     "NODE_USE_ENV_PROXY": "1",
 }
 """The environment by which programs find the proxy."""
+TRUSTING: Final[dict[str, str]] = dict.fromkeys(
+    (
+        "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
+        "NPM_CONFIG_CAFILE", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "DENO_CERT",
+    ),
+    view.TRUST,
+)  # fmt: skip
+"""The environment by which programs trust the proxy."""
 PROCESSES: Final = 1024
 _STEP_BYTES: Final = 2**26
 FILE_BYTES: Final = 16 * 1024**3
@@ -50,8 +60,9 @@ BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
 class BubblewrapBackend(ChosenBackend):
     """Runs commands in sandbox instances, one for each scope and profile.
 
-    `network` is that of the host, or a list of hosts that commands reach by a proxy. `hidden` is what no command sees;
-    `orders` are files that Shellback obeys, which no command sees or writes.
+    `network` is that of the host, or a list of hosts that commands reach by a proxy. `trust` has the certificates that
+    programs need if the list has credentials. `hidden` is what no command sees; `orders` are files that Shellback
+    obeys, which no command sees or writes.
     """
 
     name = "bubblewrap"
@@ -62,7 +73,7 @@ class BubblewrapBackend(ChosenBackend):
         " own"
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each thing that an operator decides
         self,
         workspace: str | Path,
         *,
@@ -73,6 +84,7 @@ class BubblewrapBackend(ChosenBackend):
         orders: Sequence[Path] = (),
         bounds: Bounds = BOUNDS,
         scratch_bytes: int = SCRATCH_BYTES,
+        trust: Path | None = None,
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
@@ -80,6 +92,8 @@ class BubblewrapBackend(ChosenBackend):
         self.network = network is True
         self.listed = network if isinstance(network, Hosts) else Hosts(())
         self.hosts = self.listed.shown
+        self.secrets = tuple(one.shown for one in self.listed.credentials)
+        self._trust = trust if self.secrets else None
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -104,6 +118,7 @@ class BubblewrapBackend(ChosenBackend):
             wanted.workspace,
             exec_uid=wanted.exec_uid,
             network=wanted.network,
+            trust=wanted.state / layout.AUTHORITY / BUNDLE,
             readable=wanted.readable,
             hidden=wanted.hidden,
             orders=wanted.orders,
@@ -131,6 +146,11 @@ class BubblewrapBackend(ChosenBackend):
                     f" (a connection to another host waits up to {self.listed.ask_s:g} s for a person; if it fails"
                     " because nobody has decided, the command can be repeated later)"
                 )
+        if self.secrets:
+            network += (
+                ". The proxy puts credentials, of which commands see placeholders only, into https requests:"
+                f" {'; '.join(self.secrets)}"
+            )
         also = "".join(f", {path}" for path in self.readable)
         return (
             f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"
@@ -209,7 +229,10 @@ class BubblewrapBackend(ChosenBackend):
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
-        proxied = PROXIED if self.hosts and spec.profile == WORK and spec.env_mode == "extend" else {}
+        sandbox = self.sandbox(spec.profile, scope, covers)
+        proxied: dict[str, str] = {}
+        if sandbox.hosts and spec.env_mode == "extend":
+            proxied = {**PROXIED, **await asyncio.to_thread(self._credentials, sandbox.key)}
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
             argv=argv,
@@ -217,8 +240,20 @@ class BubblewrapBackend(ChosenBackend):
             env={**proxied, **env},
             uid=uid,
             gid=gid,
-            sandbox=self.sandbox(spec.profile, scope, covers),
+            sandbox=sandbox,
         )
+
+    def _credentials(self, key: str) -> dict[str, str]:
+        """The environment of an instance by which programs find placeholders, and trust who replaces them; blocks."""
+        found = dict(TRUSTING) if self._trust is not None else {}
+        for one in self.listed.credentials:
+            try:
+                value = one.current()
+            except Unusable as error:
+                raise BackendUnavailable(f"the credential {one.name} cannot be used: {error}") from None
+            if one.variable:
+                found[one.variable] = one.stand_in(key, value)
+        return found
 
     def sandbox(self, profile: str, scope: str, covers: Covers) -> Sandbox:
         """The sandbox of a command of this profile and scope."""
@@ -228,8 +263,12 @@ class BubblewrapBackend(ChosenBackend):
         hosts, private = (self.listed.words, self.listed.ranges) if work else ((), ())
         ask_s = self.listed.ask_s if work else 0.0
         asks = (f"ask {ask_s:g}",) if ask_s else ()
+        credentials = tuple(one.to_wire() for one in self.listed.credentials) if work else ()
         whole = "\0".join(
-            [scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *hosts, "", *private, *asks]
+            [
+                *(scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen),
+                *(*hosts, "", *private, *credentials, *asks),
+            ]
         )
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
@@ -248,6 +287,7 @@ class BubblewrapBackend(ChosenBackend):
             hosts=hosts,
             private=private,
             ask_s=ask_s,
+            credentials=credentials,
             scope=scope,
             bounds=self.bounds,
         )
@@ -262,6 +302,7 @@ class BubblewrapBackend(ChosenBackend):
             hidden=self.hidden,
             scratch_bytes=self.scratch_bytes,
             links=self.links,
+            trust=self._trust if work else None,
         )
 
 

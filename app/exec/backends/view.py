@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.wire.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, RUN, RUN_BYTES, SHM, TERMINALS
+from shellback.exec.wire.sandbox import COPY, EMPTY, LENT, NOTHING, NOWHERE, PROC, RUN, RUN_BYTES, SHM, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""
+TRUST: Final = "/etc/shellback/ca-bundle.pem"
+"""What programs of an instance trust, if the proxy is a server to them."""
 
 _PROGRAMS: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix")
 _ETC: Final = (
@@ -61,10 +63,11 @@ def instance(
     hidden: Sequence[Path],
     scratch_bytes: int,
     links: Sequence[tuple[Path, Path]] = (),
+    trust: Path | None = None,
 ) -> tuple[str, ...]:
     """What all commands of an instance see, the private places they share among it.
 
-    `links`: other names, on the host, of what is `readable`.
+    `links`: other names, on the host, of what is `readable`. `trust` is copied to TRUST.
     """
     # What it runs is in a user namespace below its own, which its commands enter.
     words = ["--unshare-user", "--disable-userns"]
@@ -77,6 +80,8 @@ def instance(
             words += ["--ro-bind-try", place, place]
     for name in (*_ETC, *(_ETC_OF_NETWORK if network else ())):
         words += [COPY, f"/etc/{name}"]
+    if trust is not None:
+        words += [LENT, TRUST, str(trust)]
     words += ["--size", "4096", "--tmpfs", "/dev"]
     for name in _DEVICES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]

@@ -63,6 +63,8 @@ class Backend(ABC):
     """Whether its commands reach the network; in the profile `read_only` they never do."""
     hosts: tuple[str, ...] = ()
     """The list of hosts that its commands reach, by a proxy; without one, `network` says whether they reach all."""
+    secrets: tuple[str, ...] = ()
+    """The credentials that are put into requests of its commands, without their values."""
     workspace: Path
     """The workspace, without symlinks."""
     inner: str

@@ -17,6 +17,9 @@ from shellback.exec.core.model import SHELL, CommandSpec
 CHILD_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+_CREDENTIAL: Final = "it is or points to a credential"
+
+
 class _Group(NamedTuple):
     names: str
     reason: str
@@ -84,7 +87,7 @@ _REFUSED: Final = (
     _Group(
         """AWS_* AZURE_* GOOGLE_APPLICATION_CREDENTIALS *_API_KEY *_TOKEN *_SECRET *_PASSWORD SSH_AUTH_SOCK
         GNUPGHOME""",
-        "it is or points to a credential",
+        _CREDENTIAL,
         "peers",
     ),
     _Group(
@@ -181,7 +184,14 @@ def child_env(
     }
 
 
-def _check_name(name: str, granted: Collection[str]) -> None:
+def check_placeholder(name: str) -> None:
+    """Check the name of a variable that is to hold the placeholder of a credential; raises InvalidCommand."""
+    if name in child_env({}, home="", user=""):
+        raise InvalidCommand(f"env name {name!r} is one that each command has")
+    _check_name(name, (), _CREDENTIAL)
+
+
+def _check_name(name: str, granted: Collection[str], allowed: str = "") -> None:
     if not _NAME.fullmatch(name):
         raise InvalidCommand(f"env name {name!r} is not accepted; names match [A-Za-z_][A-Za-z0-9_]*")
     upper = name.upper()
@@ -190,7 +200,7 @@ def _check_name(name: str, granted: Collection[str]) -> None:
     rule = upper if upper in _DANGEROUS_ENV_VARS else None
     if rule is None:
         rule = next((name for pattern, name in _DANGEROUS_PATTERNS if pattern.fullmatch(upper)), None)
-    if rule is not None:
+    if rule is not None and _GROUPS[rule].reason != allowed:
         group = _GROUPS[rule]
         raise InvalidCommand(
             f"env name {name!r} is refused (rule {rule}): {group.reason} (listed by {group.source}); "

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -154,6 +154,7 @@ class Reaching:
         wait_s: float = 0.0,
         crash_dir: str | None = None,
         idle_s: float = 60.0,
+        lends: Mapping[str, str] | None = None,
         on_exit: Callable[[ExitRecord], None] | None = None,
         on_reconnect: Callable[[], None] | None = None,
     ) -> None:
@@ -164,6 +165,7 @@ class Reaching:
         self._missed = False
         self._crash_dir = crash_dir
         self._idle_s = idle_s
+        self._lends = dict(lends or {})
         self.on_exit = on_exit
         self.on_reconnect = on_reconnect
         self.on_losses: Callable[[str, list[Loss]], None] | None = None
@@ -248,6 +250,10 @@ class Reaching:
         try:
             hello: Message = {"op": "hello", "version": VERSION, "watch": self.on_exit is not None}
             answer = await connection.ask(hello, _HELLO_S)
+            if answer["ok"] and self._lends:
+                # To each supervisor anew: nobody else keeps them.
+                lent = await connection.ask({"op": "lend", "values": self._lends}, _HELLO_S)
+                answer = answer if lent["ok"] else lent
         except BaseException as error:
             connection.close()
             if isinstance(error, Lost) and connection.garbled:

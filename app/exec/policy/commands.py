@@ -148,7 +148,7 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
             "mounts": held_to["mounts"],
             "limits": {**held_to["limits"], "log_bytes": spec.log_bytes},
             "network": spec.profile != READ_ONLY and ([*backend.hosts] or backend.network),
-            "secrets": [],
+            "secrets": [] if spec.profile == READ_ONLY else [*backend.secrets],
             "uid": backend.uid,
             "lifetime": spec.lifetime,
             **({"on_exit": spec.on_exit} if spec.on_exit != ON_EXIT[0] else {}),

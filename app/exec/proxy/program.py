@@ -7,6 +7,7 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -17,14 +18,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from shellback.exec.proxy.asking import Asking
+from shellback.exec.proxy.authority import Authority
+from shellback.exec.proxy.injecting import Injector, Lent
 from shellback.exec.proxy.journal import Journal
 from shellback.exec.proxy.reach import Lookups
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
@@ -45,6 +50,7 @@ class Served:
     listener: socket.socket
     hosts: Hosts
     scope: str
+    key: str
     lookups: Lookups = field(default_factory=Lookups)
     visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -52,10 +58,13 @@ class Served:
 class Proxy:
     """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted."""
 
-    def __init__(self, journal: Journal, asking: Asking, room: int) -> None:
+    def __init__(self, journal: Journal, asking: Asking, room: int, authority: Authority | None = None) -> None:
         self._journal = journal
         self._asking = asking
         self._room = room
+        self._lent = Lent()
+        self._authority = authority
+        self._injector = None if authority is None else Injector(authority, self._lent)
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
 
@@ -82,13 +91,20 @@ class Proxy:
             over.set_result(None)
             return
         message = json.loads(data)
+        if message["op"] == "lend":
+            if self._authority is not None:
+                # Whoever asks for a value that cannot be opened is told that it is missed.
+                with contextlib.suppress(OSError, ValueError):
+                    self._lent.take(message["name"], self._authority.opened(message["value"]))
+            return
         key = message["key"]
         if (former := self._served.pop(key, None)) is not None:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            hosts = Hosts(message["hosts"], message["private"], message.get("ask_s", 0.0))
-            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"])
+            credentials = map(Credential.from_wire, message["credentials"])
+            hosts = Hosts(message["hosts"], message["private"], credentials, message["ask_s"])
+            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
             served.listener.setblocking(False)
             self._listen(served)
 
@@ -133,7 +149,9 @@ class Proxy:
         accepted.setblocking(False)
         allow = partial(self._asking.allow, served.scope, served.hosts.ask_s, partial(_there, accepted))
         with Side(accepted) as client:
-            visit = Visit(served.hosts, served.lookups.resolve, client, note, allow if served.hosts.ask_s else None)
+            allow = allow if served.hosts.ask_s else None
+            inject = None if self._injector is None else partial(self._injector.serve, served.key)
+            visit = Visit(served.hosts, served.lookups.resolve, client, note, allow, inject)
             try:
                 await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
             finally:
@@ -152,7 +170,9 @@ def _there(accepted: socket.socket) -> bool:
 async def _run(control: socket.socket, home: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
     async with Asking(home) as asking:
-        await Proxy(Journal(home and os.path.join(home, layout.NETWORK)), asking, room).obey(control)
+        journal = Journal(home and os.path.join(home, layout.NETWORK))
+        authority = home and Authority(Path(home, layout.AUTHORITY))
+        await Proxy(journal, asking, room, authority or None).obey(control)
 
 
 def main() -> None:

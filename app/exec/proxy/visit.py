@@ -10,7 +10,7 @@ import base64
 import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,26 +18,33 @@ import h11
 
 from shellback.exec.proxy import hello
 from shellback.exec.proxy.reach import Allow, Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.requests import (
+    HEAD_BYTES,
+    HEAD_S,
+    PORTS,
+    explained,
+    host_in,
+    passed_on,
+    path_inside,
+    place_of,
+    same,
+)
 from shellback.exec.proxy.sides import Side
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.fields import SESSION_ID
 from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
 
-HEAD_S: Final = 20.0
 LEFT_S: Final = 60.0
 """How long a server may say nothing once the client has ended."""
 _PIECES: Final = 64
 """In so many pieces the head of a connection may come."""
-HEAD_BYTES: Final = 1 << 16
 _SOCKS: Final = 5
 _OK, _DENIED, _UNREACHABLE, _UNKNOWN = 0, 2, 4, 7
 _NAME, _IPV4, _IPV6 = 3, 1, 4
 _PASSWORD: Final = 2
 _NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
-_HOPS: Final = frozenset({b"connection", b"keep-alive", b"host", b"te", b"trailer", b"upgrade", b"expect"})
-_FRAMES: Final = frozenset({b"content-length", b"transfer-encoding"})
 _URL: Final = re.compile(r"http://([^/?#@\\]+)([/?].*)?", re.IGNORECASE)
 _METHOD: Final = re.compile(rb"[A-Za-z]{1,20}(?: |$)")
-_PORTS: Final = {"https": 443, "http": 80}
 _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 """Fatal: unrecognized_name; RFC 8446, 6."""
 
@@ -54,6 +61,11 @@ class Facts:
     refused: str = ""
     up: int = 0
     down: int = 0
+    credential: str = ""
+
+
+Inject = Callable[[Credential, Goal, tuple[Side, Side], bytes, Facts], Awaitable[None]]
+"""Serves TLS to a host with a credential, between client and server; gets what the client has said, and the facts."""
 
 
 class Visit:
@@ -66,6 +78,7 @@ class Visit:
         client: Side,
         begun: Callable[[Facts], None],
         allow: Allow | None = None,
+        inject: Inject | None = None,
     ) -> None:
         self.facts = Facts()
         self._hosts = hosts
@@ -73,6 +86,7 @@ class Visit:
         self._client = client
         self._begun = begun
         self._allow = allow
+        self._inject = inject
         self._reached: Reached | None = None
         self._pieces = 0
 
@@ -165,19 +179,11 @@ class Visit:
             await self._ask(parser, asked, path, to, reached)
 
     async def _ask(self, parser: h11.Connection, asked: h11.Request, path: bytes, to: Goal, reached: Reached) -> None:
-        dropped = set(_HOPS)
-        for key, value in asked.headers:
-            if key == b"connection":
-                dropped |= {name.strip().lower() for name in value.split(b",")} - _FRAMES
-            elif key == b"transfer-encoding":
-                # With both, servers disagree about where the request ends.
-                dropped.add(b"content-length")
-        headers = [(key, value) for key, value in asked.headers if key not in dropped and not key.startswith(b"proxy-")]
-        host = f"[{to.host}]" if ":" in to.host else to.host
-        place = host if to.port == _PORTS["http"] else f"{host}:{to.port}"
         upstream = h11.Connection(h11.CLIENT)
         request = h11.Request(
-            method=asked.method, target=path, headers=[(b"Host", place.encode()), *headers, (b"Connection", b"close")]
+            method=asked.method,
+            target=path,
+            headers=[place_of(to, "http"), *passed_on(asked.headers), (b"Connection", b"close")],
         )
 
         async def body() -> AsyncIterator[bytes]:
@@ -199,8 +205,14 @@ class Visit:
             if data := first or await self._client.read():
                 yield await self._checked(to, data)
 
-        if to.port == _PORTS["http"]:
+        credential = self._hosts.credential(to.host, to.port)
+        if to.port == PORTS["http"]:
             await self._http(first, (to, reached))
+        elif credential is not None and self._inject is not None:
+            async for data in named():
+                if data[0] != hello.RECORD:
+                    raise Refused(f"only TLS goes to {to.host}:{to.port}, which has the credential {credential.name}")
+                await self._inject(credential, to, (self._client, reached.side), data, self.facts)
         else:
             await self._both(reached, named(), rest=True)
 
@@ -210,7 +222,7 @@ class Visit:
             async with asyncio.timeout(HEAD_S):
                 if data[0] == hello.RECORD:
                     return await self._hello(to, data)
-                if to.port == _PORTS["https"]:
+                if to.port == PORTS["https"]:
                     raise Refused(f"only TLS goes to port {to.port}")
                 while (named := _named_in(data)) is None:
                     data += await self._due()
@@ -220,7 +232,7 @@ class Visit:
             self._client.tell(_ALERT)
             raise Refused(str(error)) from None
         if named:
-            _same(named, to)
+            same(named, to)
         return data
 
     async def _hello(self, to: Goal, data: bytes) -> bytes:
@@ -304,11 +316,11 @@ class Visit:
         return data
 
     def _say(self, status: int, refusal: Refused) -> None:
-        text = "".join(char if " " <= char <= "~" else "?" for char in str(refusal))
-        body = f"Shellback: {text}\n"
+        text, body = explained(refusal)
         self._client.tell(
             f"HTTP/1.1 {status} {text}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
-            f"Connection: close\r\n\r\n{body}".encode()
+            "Connection: close\r\n\r\n".encode()
+            + body
         )
 
 
@@ -351,21 +363,11 @@ def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], by
             raise Refused(f"{target[:80]!r} is no http:// address: for https:// a client asks for a tunnel (CONNECT)")
         path = url[2] or "/"
         host, port = _authority(url[1].encode("latin-1"), "80")
-        if port == str(_PORTS["https"]):
+        if port == str(PORTS["https"]):
             raise Refused(f"only TLS goes to port {port}")
         return (host, port), (path if path.startswith("/") else f"/{path}").encode("latin-1")
-    _same(next((value for key, value in asked.headers if key == b"host"), b""), inside)
-    if not target.startswith(("/", "*")):
-        raise Refused(f"the request in the tunnel to {inside.host} names {target[:80]!r}")
+    path_inside(asked.target, host_in(asked.headers), inside)
     return (inside.host, str(inside.port)), asked.target
-
-
-def _same(named: bytes, to: Goal) -> None:
-    """Check that a request in a tunnel names its host; raises Refused."""
-    with contextlib.suppress(ValueError):
-        if canonical(split(named.decode("ascii"), default="")[0]) == to.host:
-            return
-    raise Refused(f"the request in the tunnel names {named[:80].decode('latin-1')!r}, not {to.host}")
 
 
 def _named_in(data: bytes) -> bytes | None:

@@ -16,8 +16,9 @@ from shellback.exec.wire import layout
 class Connection:
     """One connection, or one that was refused. `scope` is the conversation, `rule` the entry that allowed it.
 
-    `session` is what the program says of itself, "" if nothing: nobody checks it. `at` is in seconds since the epoch,
-    `up` and `down` in bytes. `seconds` is None while it is open, and for one whose proxy was killed.
+    `session` is what the program says of itself, "" if nothing: nobody checks it. `credential` is the name of what was
+    put into its requests. `at` is in seconds since the epoch, `up` and `down` in bytes. `seconds` is None while it is
+    open, and for one whose proxy was killed.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Connection:
     refused: str = ""
     up: int = 0
     down: int = 0
+    credential: str = ""
     seconds: float | None = None
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from shellback.exec.wire.credentials import Credential
+
 BYTES: Final = 12 * 1024
 """Of a list, as JSON: the keeper gets it in one message with what else it holds of an instance."""
 USUAL: Final = frozenset({80, 443})
@@ -39,14 +41,27 @@ class Entry(NamedTuple):
             return not is_address(host)
         return host == self.host or (self.host.startswith("*.") and host.endswith(self.host[1:]))
 
+    def within(self, other: Entry) -> bool:
+        """Whether each host of this entry is one of the other's, at one port at least."""
+        if self.ports and other.ports and not self.ports & other.ports:
+            return False
+        return self.host == other.host or (self.host != "*" and other._replace(ports=frozenset()).matches(self.host, 0))
+
 
 class Hosts:
     """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`.
 
-    With `ask_s`, a connection to another host waits so many seconds for a person. `shown` has all, for people.
+    With `ask_s`, a connection to another host waits so many seconds for a person. `shown` has all of these, for people.
+    `credentials` are put into requests to hosts of theirs.
     """
 
-    def __init__(self, entries: Iterable[str], private: Iterable[str] = (), ask_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        entries: Iterable[str],
+        private: Iterable[str] = (),
+        credentials: Iterable[Credential] = (),
+        ask_s: float = 0.0,
+    ) -> None:
         """Raises ValueError if one is wrong."""
         self.ask_s = ask_s
         self.entries = tuple(map(entry, entries))
@@ -56,7 +71,9 @@ class Hosts:
         names = {one.host for one in self.entries}
         if "*" in names and len(names) > 1:
             raise ValueError("* stands beside others, which then mean nothing: leave it or them out")
-        if len(json.dumps([self.words, self.ranges])) > BYTES:
+        self.credentials = tuple(credentials)
+        self._credited = [(entry(text), one) for one in self.credentials for text in one.hosts]
+        if len(json.dumps([self.words, self.ranges, [one.to_wire() for one in self.credentials]])) > BYTES:
             raise ValueError(f"the list is longer than {BYTES} bytes: use wildcards, as in *.example.org")
         self.shown = (*self.words, *(f"private {one}" for one in self.ranges), *([ASKS] if ask_s else []))
 
@@ -67,6 +84,10 @@ class Hosts:
     def askable(self, host: str) -> bool:
         """Whether a person may be asked about this host: a name, or an address that a name could have."""
         return not is_address(host) or self.reachable(host, Entry("", "", frozenset()))
+
+    def credential(self, host: str, port: int) -> Credential | None:
+        """The credential of a host, as `canonical` writes it, and port."""
+        return next((credential for one, credential in self._credited if one.matches(host, port)), None)
 
     def reachable(self, address: str, allowed: Entry) -> bool:
         """Whether a connection that `allowed` allows may go to this address: a public, named or private one."""

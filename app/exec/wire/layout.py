@@ -7,6 +7,7 @@ bells/                       a socket per queue and worker: a datagram says that
 desk/                        a socket per worker that answers questions of commands
 reception/                   a socket per worker and MCP server that answers questions of proxies about hosts
 network/                     what sandboxes connected to, by the proxy: a file for each conversation, and its last one
+authority/                   key and certificate by which the proxy is a server, and what sandboxes trust
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
@@ -40,6 +41,7 @@ SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 NETWORK: Final = "network"
+AUTHORITY: Final = "authority"
 DIARY: Final = "supervisor.log"
 PROXY_LOG: Final = "proxy.log"
 STUBS: Final = "stubs.json"

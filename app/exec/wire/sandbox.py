@@ -18,6 +18,8 @@ NOTHING: Final = "/run/nothing"
 NOWHERE: Final = "/dev/protected"
 """Its target: a missing file in a read-only directory."""
 
+LENT: Final = "--lent"
+"""Precedes a path in a view, and a path of the host whose file the supervisor opens, to be copied there."""
 COPY: Final = "--copy"
 """Precedes a path in a view that is copied when the instance is made: a mount would slow each command."""
 TERMINALS: Final = "/dev/pts"
@@ -84,7 +86,8 @@ class Sandbox:
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
     has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy,
     `private` ranges of addresses that these may have; with `ask_s`, a connection to another host waits so many seconds
-    for a person. `scope` names the instance to the proxy.
+    for a person. `credentials` are put into requests to listed hosts, and are texts of `Credential`. `scope` names the
+    instance to the proxy.
     """
 
     bwrap: str
@@ -104,6 +107,7 @@ class Sandbox:
     hosts: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     ask_s: float = 0.0
+    credentials: tuple[str, ...] = ()
     scope: str = ""
     bounds: Bounds = Bounds()
 
@@ -158,5 +162,5 @@ class Sandbox:
             ask_s=number_of(message, "ask_s", 0.0),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
             **{name: words_of(message, name) for name in _WORDS},
-            **{name: words_of({name: [], **message}, name) for name in ("hosts", "private")},
+            **{name: words_of({name: [], **message}, name) for name in ("hosts", "private", "credentials")},
         )

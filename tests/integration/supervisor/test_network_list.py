@@ -14,10 +14,9 @@ import pytest
 from shellback.exec.backends.bubblewrap import PROXIED, BubblewrapBackend
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.reports.connections import Connection, connections
-from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire.hosts import Hosts
 from tests.sandboxes import Boxes, boxes, program_needed
-from tests.supervisors import kill, until, words_of
+from tests.supervisors import kill, until
 
 pytestmark = pytest.mark.anyio
 
@@ -45,11 +44,7 @@ class Net:
 
     def proxies(self) -> list[int]:
         """The processes of this supervisor's proxies."""
-        home = str(self.box.home)
-        found = [(one.pid, words_of(one.pid)) for one in procfs.snapshot() if one.alive]
-        return [
-            pid for pid, words in found if any("exec.proxy.program" in word for word in words) and home in words[-1]
-        ]
+        return self.box.proxies()
 
 
 CURL = "curl -sS -m 20 --noproxy ''"

@@ -16,6 +16,7 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.rules.file import load, network
+from shellback.exec.wire.hosts import Hosts
 from shellback.settings import Settings
 from shellback.wiring.choice import choose, made
 from tests.sandboxes import needed
@@ -44,7 +45,7 @@ def test_sets_are_put_in_place_of_their_names(file: Path) -> None:
         '[network]\nhosts = ["a.example", "@more", "a.example"]\n'
         '[network.sets]\nmore = ["b.example:22", "*.c.example"]\n'
     )
-    assert network(file).words == ("a.example", "b.example:22", "*.c.example")
+    assert network(file, {}).words == ("a.example", "b.example:22", "*.c.example")
     assert load(file).rules == ()
 
 
@@ -121,7 +122,9 @@ def test_that_a_person_is_asked_is_shown_to_who_approves_and_is_part_of_the_dige
 
 def test_without_a_list_a_person_is_asked_about_every_host(file: Path) -> None:
     file.unlink()
-    assert made(settings(file, NETWORK="ask"), "bubblewrap").reached.shown == ("ask about others",)  # pyright: ignore[reportAttributeAccessIssue]
+    reached = made(settings(file, NETWORK="ask"), "bubblewrap").reached
+    assert isinstance(reached, Hosts)
+    assert reached.shown == ("ask about others",)
     with pytest.raises(BackendUnavailable, match="cannot be held to NETWORK=ask: set BACKEND=bubblewrap"):
         choose(settings(file, NETWORK="ask", BACKEND="host"))
 

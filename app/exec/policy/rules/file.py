@@ -10,10 +10,12 @@ import stat
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.core.environment import check_placeholder
+from shellback.exec.core.errors import InvalidCommand, PolicyUnusable
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings, Tier
@@ -21,6 +23,7 @@ from shellback.exec.policy.rules.carriers import name_of, runs_anything
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
+from shellback.exec.wire.credentials import AUTHORIZATION, BASIC, HEADER, KINDS, MOST, Credential, Unusable
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.hosts import Hosts, entry
 
@@ -30,8 +33,15 @@ WORKSPACES: Final = 64
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 """The name of a workspace."""
 _TIERS: Final = {str(tier): tier for tier in Tier}
-_TOP: Final = ("tiers", "rules", "workspaces", "network")
+_TOP: Final = ("tiers", "rules", "workspaces", "network", "credentials")
 _OF_NETWORK: Final = ("hosts", "private", "sets")
+_OF_CREDENTIAL: Final = ("env", "file", "hosts", "as", "header", "user", "variable")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_NO_HEADER: Final = frozenset({
+    "accept-encoding", "connection", "expect", "host", "keep-alive", "range", "te",
+    "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+"""What the proxy writes itself, or what decides how a request is read."""
 _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
 _OF_WORKSPACE: Final = ("path", "per_conversation", "from", "source", "keep")
 _OF_RULE: Final = (
@@ -87,24 +97,28 @@ _parsed: Final[dict[Path, tuple[tuple[int, ...], Mapping[str, NamedWorkspace]]]]
 """What was parsed last, and of which file."""
 
 
-def network(path: Path | None, ask_s: float = 0.0) -> Hosts:
-    """The table `[network]` of a policy file; with `ask_s`, a person is asked about other hosts.
+def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0) -> Hosts:
+    """The tables `[network]` and `[credentials]` of a policy file, with the values that are in variables.
+
+    `secret` are the variables that no other program sees. With `ask_s`, a person is asked about other hosts. Blocks to
+    look at each value.
 
     Raises:
-        PolicyUnusable: The file cannot be trusted, or the table is wrong or lists no host and `ask_s` is 0.
+        PolicyUnusable: The file cannot be trusted, a table is wrong, it lists no host and `ask_s` is 0, or a value
+            cannot be used.
     """
-    found = listed_in(path)
+    found = listed_in(path, secret)
     if ask_s:
-        return Hosts(found.words, found.ranges, ask_s)
+        return Hosts(found.words, found.ranges, found.credentials, ask_s)
     if not found.entries:
         where = "there is no shellback.toml" if path is None else f"{path} has no hosts"
         raise PolicyUnusable(f"NETWORK=list, and {where}: write hosts = [...] in [network] there, or set NETWORK=off")
     return found
 
 
-def listed_in(path: Path | None) -> Hosts:
-    """The same; without a file or hosts, an empty list."""
-    return Hosts(()) if path is None else _Reader(path, _text(path)).network()
+def listed_in(path: Path | None, secret: Mapping[str, str] | None = None) -> Hosts:
+    """The same; without a file or hosts, an empty list; without `secret`, no value."""
+    return Hosts(()) if path is None else _Reader(path, _text(path)).network(secret)
 
 
 def _text(path: Path) -> str:
@@ -218,8 +232,11 @@ class _Reader:
                 found[name] = NamedWorkspace(path=self._place(given, name, start))
         return found
 
-    def network(self) -> Hosts:
-        """The table `[network]`: hosts, those of the sets that it names, and private ranges."""
+    def network(self, secret: Mapping[str, str] | None = None) -> Hosts:
+        """The table `[network]`: hosts, those of the sets that it names, and private ranges; and `[credentials]`.
+
+        With `secret`, values are looked at, and taken from there.
+        """
         start = self._find(r"\s*\[\s*network\s*\]", 1)
         given = self._table(self._top.get("network", {}), start, "network")
         self._known(given, _OF_NETWORK, start)
@@ -237,14 +254,108 @@ class _Reader:
                 raise self._wrong(start, "hosts", f"{text!r} names no set", "define it in [network.sets]")
         hosts = list(dict.fromkeys(hosts))
         self._entries(hosts, "hosts", start)
-        return self._entries(hosts, "private", start, self._strings(given, "private", start))
+        private = self._strings(given, "private", start)
+        listed = self._entries(hosts, "private", start, private)
+        credentials = self._credentials(listed, secret)
+        return self._entries(hosts, "hosts", start, private, credentials) if credentials else listed
 
-    def _entries(self, hosts: Sequence[str], key: str, start: int, private: Sequence[str] = ()) -> Hosts:
+    def _entries(
+        self,
+        hosts: Sequence[str],
+        key: str,
+        start: int,
+        private: Sequence[str] = (),
+        credentials: Sequence[Credential] = (),
+    ) -> Hosts:
         try:
-            return Hosts(hosts, private)
+            return Hosts(hosts, private, credentials)
         except ValueError as error:
             what, _, remedy = str(error).rpartition(": ")
             raise self._wrong(start, key, what, remedy) from None
+
+    def _credentials(self, listed: Hosts, secret: Mapping[str, str] | None) -> list[Credential]:
+        start = self._find(r"\s*\[\s*credentials\b", 1)
+        given = self._table(self._top.get("credentials", {}), start, "credentials")
+        if len(given) > MOST:
+            raise self._wrong(start, "credentials", f"there are {len(given)}", f"name {MOST} at most")
+        found: list[Credential] = []
+        for name, value in given.items():
+            line = self._find(rf"\s*\[\s*credentials\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]", 1, anywhere=True)
+            if not NAME.fullmatch(name):
+                raise self._wrong(line, name, "no name of a credential", "use 1 to 40 letters, digits, - and _")
+            one = self._credential(name, self._table(value, line, name), line, listed)
+            for other in found:
+                self._apart(one, other, line)
+            found.append(one if secret is None else self._with_value(one, line, secret))
+        return found
+
+    def _credential(self, name: str, given: dict[str, Any], line: int, listed: Hosts) -> Credential:
+        self._known(given, _OF_CREDENTIAL, line)
+        if ("env" in given) == ("file" in given):
+            raise self._wrong(line, "env", "the value has one source", "write the name of a variable as env, or a file")
+        variable = self._string(given, "variable", line) or ""
+        try:
+            if variable:
+                check_placeholder(variable)
+        except InvalidCommand as error:
+            raise self._wrong(line, "variable", str(error), "write another one, as in GITHUB_TOKEN") from None
+        return Credential(
+            name=name,
+            hosts=self._hosts_of(given, line, listed),
+            variable=variable,
+            file=str(self._place(given, "file", line)) if "file" in given else "",
+            value=self._string(given, "env", line) or "",
+            **self._way(given, line),
+        )
+
+    def _way(self, given: dict[str, Any], line: int) -> dict[str, str]:
+        """How the value is put into a request: kind, header and user."""
+        kind = self._one_of(given, "as", KINDS, line)
+        for key, of in (("header", HEADER), ("user", BASIC)):
+            if (kind == of) != (key in given):
+                raise self._wrong(line, key, f"it goes with {of}", f'write both as = "{of}" and {key}, or neither')
+        header, user = self._string(given, "header", line) or AUTHORIZATION, self._string(given, "user", line) or ""
+        lower = header.lower()
+        if not _HEADER_NAME.fullmatch(header) or lower in _NO_HEADER or lower.startswith(("proxy-", "content-")):
+            raise self._wrong(line, "header", f"{header[:100]!r} cannot have a value", "write another, as in X-Api-Key")
+        if ":" in user or not all(" " < char <= "~" for char in user):
+            raise self._wrong(line, "user", "it has a colon, a blank or other signs", "write the name of a user")
+        return {"kind": kind, "header": header, "user": user}
+
+    def _hosts_of(self, given: dict[str, Any], line: int, listed: Hosts) -> tuple[str, ...]:
+        hosts = self._strings(given, "hosts", line)
+        if not hosts:
+            raise self._wrong(line, "hosts", "it is for no host", "list one that is in [network]")
+        for text in self._entries(hosts, "hosts", line).entries:
+            if text.host == "*":
+                raise self._wrong(line, "hosts", "* would give the value to each host", "name those that need it")
+            if not any(text.within(other) for other in listed.entries):
+                raise self._wrong(line, "hosts", f"{text.text!r} is not listed", "add it to hosts of [network]")
+        return hosts
+
+    def _apart(self, one: Credential, other: Credential, line: int) -> None:
+        """Check that a host and a variable have one credential each."""
+        for text in map(entry, one.hosts):
+            if any(text.within(theirs) or theirs.within(text) for theirs in map(entry, other.hosts)):
+                raise self._wrong(
+                    line, "hosts", f"{text.text!r} has {other.name} already", "name each host in one of them"
+                )
+        if one.variable and one.variable == other.variable:
+            raise self._wrong(line, "variable", f"it is that of {other.name}", "write another one")
+
+    def _with_value(self, one: Credential, line: int, secret: Mapping[str, str]) -> Credential:
+        key = "file" if one.file else "env"
+        if not one.file:
+            if one.value not in secret:
+                remedy = "set it for the worker, under a name that is no setting and that no other program needs"
+                raise self._wrong(line, "env", f"{one.value} is not set, or is no secret", remedy)
+            one = replace(one, value=secret[one.value])
+        try:
+            one.current()
+        except Unusable as error:
+            what, _, remedy = str(error).rpartition(": ")
+            raise self._wrong(line, key, what, remedy) from None
+        return one
 
     def _workspace(self, name: str, given: dict[str, Any], start: int) -> NamedWorkspace:
         quoted = rf"[\"']?{re.escape(name)}[\"']?"
@@ -399,13 +510,13 @@ class _Reader:
         line = self._find(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]|\s*\[+\s*[\"']?{re.escape(key)}\b", start)
         return PolicyUnusable(f"{self._path}:{line}: {key}: {what}: {remedy}")
 
-    def _find(self, pattern: str, start: int) -> int:
-        """The line of a key, at or after the line `start`; `start` if it is not found."""
+    def _find(self, pattern: str, start: int, *, anywhere: bool = False) -> int:
+        """The line of a key, at or after the line `start`; `start` if it is not found in its table, or `anywhere`."""
         for at in range(start, len(self._lines) + 1):
             line = self._lines[at - 1]
             if re.match(pattern, line):
                 return at
-            if at > start and _TABLE.match(line) and _TABLE.match(self._lines[start - 1]):
+            if not anywhere and at > start and _TABLE.match(line) and _TABLE.match(self._lines[start - 1]):
                 break
         return start
 

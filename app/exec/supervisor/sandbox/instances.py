@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn
@@ -28,7 +28,7 @@ from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire import linux
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.protocol import Loss, Message, Refused
-from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
+from shellback.exec.wire.sandbox import COPY, LENT, MASKED, Bounds, Sandbox
 
 MOST: Final = 128
 """Instances at a time; each takes up to ten descriptors, and memory for its /tmp."""
@@ -140,10 +140,11 @@ class Instances:
         ]  # fmt: skip
 
         def work() -> NoReturn:
+            lent = _lent(sandbox.view)
             namespaces.prepare(who, Bounds())
             os.umask(0o022)
             # As the command's user, so that no file is copied that the user may not read.
-            options = namespaces.options_in_memory("view", _copying(sandbox.view))
+            options = namespaces.options_in_memory("view", _copying(sandbox.view, lent))
             namespaces.become(
                 argv,
                 {0: stdin, 1: out_write, 2: out_write, namespaces.ARGS_FD: options, namespaces.INFO_FD: out_write},
@@ -244,10 +245,24 @@ class Instances:
         self.groups.drop(key)
 
 
-def _copying(view: Sequence[str]) -> Iterator[str]:
+def _lent(view: Sequence[str]) -> dict[str, int]:
+    """The files that are lent to a view, open and inherited; raises OSError."""
+    found: dict[str, int] = {}
+    for at, word in enumerate(view):
+        if word == LENT:
+            with closing(os.open(view[at + 2], os.O_RDONLY | os.O_CLOEXEC)) as fd:
+                found[view[at + 2]] = fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE)
+    return found
+
+
+def _copying(view: Sequence[str], lent: Mapping[str, int]) -> Iterator[str]:
     """The options of bubblewrap; files that it copies stay open and are inherited."""
     words = iter(view)
     for word in words:
+        if word == LENT:
+            path = next(words)
+            yield from ("--perms", "0444", "--file", str(lent[next(words)]), path)
+            continue
         if word != COPY:
             yield word
             continue

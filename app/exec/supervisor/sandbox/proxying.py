@@ -25,7 +25,10 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
 LISTEN_S: Final = 5.0
-_FACTS: Final = ("hosts", "private", "ask_s", "scope")
+_FACTS: Final[dict[str, Any]] = {"hosts": [], "private": [], "credentials": [], "ask_s": 0.0, "scope": ""}
+"""What the proxy has to know of an instance; the notes of one from before one of these was known lack it."""
+_LENT: Final = "="
+"""Precedes the name of a value among keys of instances."""
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -86,18 +89,25 @@ class Proxying:
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._lent: dict[str, str] = {}
         self._untold: dict[str, None] = {}
-        """The instances about which the proxy has yet to be told, in order."""
+        """The values and instances about which the proxy has yet to be told, in order."""
         self._control: socket.socket | None = None
         self._failures = 0
         self._waits = False
 
     def serve(self, key: str, fd: int, notes: Mapping[str, Any]) -> None:
         """Have connections to the listener `fd`, which stays the caller's, served by the list in `notes`."""
-        # The instance may be from before one of them was known.
-        self._served[key] = fd, {name: notes[name] for name in _FACTS if name in notes}
+        self._served[key] = fd, {name: notes.get(name, none) for name, none in _FACTS.items()}
         self._untold[key] = None
         self._tell()
+
+    def lend(self, values: Mapping[str, str]) -> None:
+        """Give these sealed values, which only a proxy can read, to it and its successors; the keeper has none."""
+        self._lent = {f"{_LENT}{name}": value for name, value in values.items()}
+        if self._control is not None:
+            self._untold |= dict.fromkeys(self._lent)
+            self._tell()
 
     def drop(self, key: str) -> None:
         """Serve an instance no more, and cut what is open; without another instance, the proxy ends."""
@@ -122,7 +132,9 @@ class Proxying:
         while self._untold:
             key = next(iter(self._untold))
             fds, message = [], {"key": key, "op": "drop"}
-            if key in self._served:
+            if key in self._lent:
+                message = {"op": "lend", "name": key.removeprefix(_LENT), "value": self._lent[key]}
+            elif key in self._served:
                 fd, facts = self._served[key]
                 fds, message = [fd], {"key": key, "op": "serve", **facts}
             try:
@@ -169,7 +181,7 @@ class Proxying:
         self._control = control
         self._loop.watch(control.fileno(), lambda _events: self._tell(), OUT)
         self._loop.watch(pidfd, lambda _events: self._ended(pidfd, control, began), IN)
-        self._untold = dict.fromkeys(self._served)
+        self._untold = dict.fromkeys([*self._lent, *self._served])
 
     def _opened_log(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -67,6 +67,7 @@ class Requests:
             "grown": self._grown,
             "look": self._look,
             "expire": self._expire,
+            "lend": self._lend,
             "withdraw": self._withdraw,
         }
         supervisor.ended = lambda record: self._tell({"event": "exit", "record": record})
@@ -159,6 +160,11 @@ class Requests:
             "stopping": self._sup.stopping,
             "sandboxes": len(self._sup.sandboxes.instances),
         }
+
+    def _lend(self, _peer: Peer, message: Message) -> Message:
+        values = cast("Message", field_of(message, "values", dict))
+        self._sup.sandboxes.instances.proxying.lend({name: field_of(values, name, str) for name in values})
+        return {}
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
         name, tell = session_id(message), _telling(peer, message)

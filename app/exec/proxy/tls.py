@@ -1,0 +1,72 @@
+"""TLS over a side of a connection, in memory: the first bytes may have been read before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from shellback.exec.proxy.sides import BUFFER, Side
+
+_T = TypeVar("_T")
+
+
+class Tls:
+    """Our end of TLS: that of the server, or with `verifies` the client of a server of that name or address."""
+
+    def __init__(self, side: Side, context: ssl.SSLContext, *, verifies: str = "", first: bytes = b"") -> None:
+        self._side = side
+        self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._came.write(first)
+        self._tls = context.wrap_bio(
+            self._came, self._goes, server_side=not verifies, server_hostname=verifies or None
+        )  # fmt: skip
+        self._sending = asyncio.Lock()
+
+    async def greet(self) -> None:
+        """Shake hands; raises ssl.SSLError and OSError."""
+        await self._done(self._tls.do_handshake)
+
+    async def read(self) -> bytes:
+        """What has come, nothing once the other program has ended its part; one reader at a time."""
+        try:
+            return await self._done(lambda: self._tls.read(BUFFER))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    async def write(self, data: bytes) -> None:
+        """Send everything; if that is cancelled, nothing more can be sent."""
+        left = memoryview(data)
+        while left:
+            left = left[self._tls.write(left) :]
+        await self._flush()
+
+    async def end(self) -> None:
+        """Say that nothing more comes."""
+        with contextlib.suppress(ssl.SSLError):  # the other program has yet to say the same
+            self._tls.unwrap()
+        await self._flush()
+
+    async def _done(self, act: Callable[[], _T]) -> _T:
+        while True:
+            try:
+                done = act()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if data := await self._side.read():
+                    self._came.write(data)
+                else:
+                    self._came.write_eof()
+            except ssl.SSLError:
+                await self._flush()  # the alert that says why
+                raise
+            else:
+                await self._flush()
+                return done
+
+    async def _flush(self) -> None:
+        async with self._sending:
+            if data := self._goes.read():
+                await self._side.write(data)
