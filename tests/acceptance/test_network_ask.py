@@ -133,6 +133,22 @@ def test_a_worker_that_is_killed_while_a_connection_waits_leaves_one_request_and
     assert world.events() == ["asked", "approved", "used"]
 
 
+@both
+def test_a_worker_that_is_killed_as_it_asks_has_asked_once(world: World) -> None:
+    place = world.place
+    place.hire()
+    item = world.begin(f"mkfifo go; read -r _ < go; {GET} {world.url}")
+    go = place.workspace / "go"
+    place.until("the command runs", go.exists)
+    place.arm("approval.recorded")
+    go.write_text("\n")
+    place.until("the worker dies", lambda: place.fired("approval.recorded"))
+    place.hire()
+    place.decide(world.asked())
+    assert "hello from the host" in place.answer(item)
+    assert world.events() == ["asked", "approved", "used"]
+
+
 def test_a_proxy_that_is_killed_leaves_one_request_for_the_repeat(world: World) -> None:
     place = world.place
     place.hire()
