@@ -11,7 +11,8 @@ import pytest
 
 from shellback.exec.supervisor.process import procfs
 from shellback.work.approvals.approvals import Request
-from tests.commands import assert_refused, facts, shellback, told
+from tests.commands import PROGRAM, assert_refused, facts, shellback, told
+from tests.panes import pane
 from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, stage
 from tests.supervisors import kill, words_of
@@ -132,6 +133,22 @@ def test_a_worker_that_is_killed_while_a_connection_waits_leaves_one_request_and
     assert world.events() == ["asked", "approved", "used"]
 
 
+@both
+def test_a_worker_that_is_killed_as_it_asks_has_asked_once(world: World) -> None:
+    place = world.place
+    place.hire()
+    item = world.begin(f"mkfifo go; read -r _ < go; {GET} {world.url}")
+    go = place.workspace / "go"
+    place.until("the command runs", go.exists)
+    place.arm("approval.recorded")
+    go.write_text("\n")
+    place.until("the worker dies", lambda: place.fired("approval.recorded"))
+    place.hire()
+    place.decide(world.asked())
+    assert "hello from the host" in place.answer(item)
+    assert world.events() == ["asked", "approved", "used"]
+
+
 def test_a_proxy_that_is_killed_leaves_one_request_for_the_repeat(world: World) -> None:
     place = world.place
     place.hire()
@@ -163,6 +180,22 @@ def test_a_no_holds_for_the_repeats_and_says_who_and_why(world: World) -> None:
     told(place, "approvals", "deny", world.asked().id, "--reason", "not this one")
     assert place.answer(item).count(": not this one") == 2
     assert world.events() == ["asked", "denied"]
+
+
+def test_a_chat_asks_at_its_prompt_and_takes_a_yes_for_the_conversation(world: World) -> None:
+    place = world.place
+    place.hire()
+    with pane(place, rows=60, cols=120) as seat:
+        seat.does(f"clear; {' '.join(PROGRAM)} chat -c talk", r"Ctrl-D leaves\n.*\n>")
+        item = world.begin(f"{GET} {world.url}")
+        shown = seat.until(r"^s allows this and all further connections of this conversation")
+        assert f"? a command wants to connect, and waits for you ({world.asked().id}):" in shown
+        assert f"    connect: 127.0.0.1:{world.port}" in shown
+        seat.does("s", "hello from the host")
+    assert "hello from the host" in place.answer(item)
+    (decided,) = facts(told(place, "approvals", "list", "--all", "--json"))[1:]
+    assert (decided["scope"], decided["surface"]) == ("session", "chat")
+    assert "holds for: the conversation" in told(place, "approvals", "show", decided["id"]).stdout
 
 
 @hurried

@@ -178,10 +178,15 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "prune": [["--dry-run"], ["--older-than", HOSTILE]],
     "ps": [["--all"], ["--all", "--json"], ["-c", HOSTILE]],
     "queue": [[], ["--json"], ["--all-hosts"]],
-    "rules add": [["ask", "--note", HOSTILE, "--", HOSTILE], ["ask", "--cwd", HOSTILE, "--", "x"], [HOSTILE, "x"]],
+    "rules add": [
+        ["ask", "--note", HOSTILE, "--", HOSTILE],
+        ["ask", "--cwd", HOSTILE, "--", "x"],
+        [HOSTILE, "x"],
+        ["ask", "--connect", HOSTILE],
+    ],
     "rules list": [["--all"], ["--all", "--json"]],
     "rules revoke": [[HOSTILE]],
-    "rules test": [[HOSTILE], ["--cwd", HOSTILE, "ls"]],
+    "rules test": [[HOSTILE], ["--cwd", HOSTILE, "ls"], ["--connect", HOSTILE]],
     "sandbox": [[], ["--json"]],
     "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
     "send": [

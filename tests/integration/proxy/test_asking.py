@@ -131,8 +131,13 @@ async def test_if_a_reception_ends_the_question_goes_on_at_another(scene: Scene)
     assert len(await scene.db.read(approvals.find)) == 1
 
 
-async def test_a_reception_that_opens_has_the_questions_that_nobody_had(scene: Scene) -> None:
+async def test_a_reception_that_opens_has_the_questions_that_nobody_had(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "AGAIN_S", 3600.0)
     waiting = scene.connect()
+    for _ in range(5):
+        await asyncio.sleep(0)  # it looks around, and waits
     await scene.open("w")
     (request,) = await scene.asked()
     await scene.decide(request)
