@@ -98,7 +98,9 @@ class Proxy:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            hosts = Hosts(message["hosts"], message["private"], map(Credential.from_wire, message["credentials"]))
+            hosts = Hosts(
+                message["hosts"], message["private"], map(Credential.from_wire, message.get("credentials", []))
+            )
             self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
             served.listener.setblocking(False)
             self._listen(served)
