@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shellback.exec.backends.kinds import KINDS, Wanted
-from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.errors import BackendUnavailable, PolicyUnusable
 from shellback.exec.policy.rules.file import network
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
@@ -158,15 +158,22 @@ def made(
 
     if reached is None:
         reached = _network(settings, name)
+    root = workspace or settings.workspace_root
+    files = [Path(one.file) for one in reached.credentials if one.file] if isinstance(reached, Hosts) else []
+    for path in files:
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+            raise PolicyUnusable(
+                f"credentials: {path} is in the workspace {root}, where agents read: move it elsewhere"
+            )
     given = {field.removeprefix(f"{name}_"): getattr(settings, field) for field in type(settings).model_fields}
     wanted = Wanted(
-        workspace=workspace or settings.workspace_root,
+        workspace=root,
         state=settings.shellback_home,
         exec_uid=settings.exec_uid,
         network=reached,
         fence=settings.host_write_fence == "on",
         readable=settings.readable,
-        hidden=settings.hidden,
+        hidden=(*settings.hidden, *files),
         orders=(Path(DOTENV).absolute(),),
         memory_bytes=settings.sandbox_memory_bytes,
         processes=settings.sandbox_processes,

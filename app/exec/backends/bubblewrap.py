@@ -33,7 +33,7 @@ from shellback.exec.wire.sandbox import PROXY, Bounds, Sandbox
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
 _NAMED: Final = 30
-"""As many hosts of a list are named to a model."""
+"""As many hosts of a list, and credentials, are named to a model."""
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), PROXY),
@@ -149,7 +149,7 @@ class BubblewrapBackend(ChosenBackend):
         if self.secrets:
             network += (
                 ". The proxy puts credentials, of which commands see placeholders only, into https requests:"
-                f" {'; '.join(self.secrets)}"
+                f" {'; '.join(self.secrets[:_NAMED])}"
             )
         also = "".join(f", {path}" for path in self.readable)
         return (

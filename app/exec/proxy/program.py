@@ -102,8 +102,9 @@ class Proxy:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            credentials = map(Credential.from_wire, message["credentials"])
-            hosts = Hosts(message["hosts"], message["private"], credentials, message["ask_s"])
+            # A supervisor of an older version does not name the last two.
+            credentials = map(Credential.from_wire, message.get("credentials", ()))
+            hosts = Hosts(message["hosts"], message["private"], credentials, message.get("ask_s", 0.0))
             self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
             served.listener.setblocking(False)
             self._listen(served)

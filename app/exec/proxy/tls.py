@@ -32,9 +32,14 @@ class Tls:
     async def read(self) -> bytes:
         """What has come, nothing once the other program has ended its part; one reader at a time."""
         try:
-            return await self._done(lambda: self._tls.read(BUFFER))
+            pieces = [await self._done(lambda: self._tls.read(BUFFER))]
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
+        # A record has at most 16 KiB, and each piece costs more than its bytes. An error is there next time too.
+        with contextlib.suppress(ssl.SSLError):
+            while self._came.pending:
+                pieces.append(self._tls.read(BUFFER))
+        return b"".join(pieces)
 
     async def write(self, data: bytes) -> None:
         """Send everything; if that is cancelled, nothing more can be sent."""

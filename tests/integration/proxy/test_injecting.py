@@ -282,6 +282,24 @@ async def test_a_connection_carries_several_requests_to_the_one_host(host: Host)
     assert host.heard[1].endswith(b"\r\n\r\nabc")
 
 
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told(host: Host) -> None:
+    host.answer(b"fine")
+    async with host.tls() as (reader, writer):
+        writer.write(get("Expect: 100-continue", "Content-Length: 3", method="POST /"))
+        assert b" 100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.write(b"abc")
+        assert (await asyncio.wait_for(reader.read(-1), 20)).endswith(b"fine")
+    assert host.heard[0].endswith(b"\r\n\r\nabc")
+    assert b"expect" not in host.heard[0].lower()
+
+
+async def test_an_answer_without_a_length_is_carried_to_its_end(host: Host) -> None:
+    host.answers.append([b"HTTP/1.0 200 OK\r\n\r\n", b"until the end\n"])
+    answer = await host.ask(get(last=False))
+    assert b"until the end" in answer
+    assert host.visits[0].refused == ""
+
+
 @pytest.mark.parametrize(
     "request_",
     [get(host="other.example"), get("Host: other.example"), get(method="GET https://other.example/"),

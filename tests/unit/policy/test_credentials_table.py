@@ -144,6 +144,20 @@ def test_what_is_approved_names_the_credential_and_never_its_value(file: Path, m
     assert again.env["HUB_TOKEN"] != plan.env["HUB_TOKEN"]
 
 
+def test_a_file_with_a_value_is_hidden_from_commands_and_never_in_a_workspace(file: Path) -> None:
+    needed()
+    token = file.parents[1] / "token"
+    file.write_text(LIST + HUB.replace('env = "HUB_VALUE"', f'file = "{token}"'))
+    backend = made(settings(file, SANDBOX_READABLE=str(file.parents[1] / "token")), "bubblewrap")
+    plan = asyncio.run(backend.plan(command_spec(command="true", workspace=backend.workspace, limits=Limits()), "talk"))
+    assert plan.sandbox is not None
+    assert str(token) in plan.sandbox.hidden
+    inside = token.rename(file.parents[1] / "ws/token")
+    file.write_text(file.read_text().replace(str(token), str(inside)))
+    with pytest.raises(PolicyUnusable, match=r"is in the workspace .*: move it elsewhere"):
+        made(settings(file), "bubblewrap")
+
+
 def test_the_authority_is_made_once_and_its_key_is_the_owners(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUB_VALUE", VALUE)
     place = file.parent / layout.AUTHORITY
