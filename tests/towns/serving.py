@@ -7,7 +7,9 @@ came to a host that is listed.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.towns.names import FRONT, FRONT6, RESOLVER, SILENT, ZONE, is_listed
+from tests.towns.names import FRONT, FRONT6, LISTED, RESOLVER, SILENT, ZONE, is_listed
 from tests.towns.readings import requests
 
 PORTS: Final = (22, 53, 80, 443, 853, 1080, 8080)
@@ -32,6 +34,8 @@ _UP: Final = (
     f"ip route add unreachable {SILENT}/32",
 )  # fmt: skip
 _IDLE_S: Final = 5.0
+_WEBSOCKET: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+"""Source: RFC 6455, 1.3."""
 _SETTLE_S: Final = 0.5
 _PAGE: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nseen\n"
 
@@ -86,6 +90,8 @@ class Serving:
             elif front and port in {80, 8080}:
                 self._talk(client, self._read)
             else:
+                if port == 22:
+                    client.sendall(b"SSH-2.0-town\r\n")
                 self._talk(client, self._watch.look)
 
     def _read(self, data: bytes) -> None:
@@ -107,6 +113,10 @@ class Serving:
         words = data.lstrip().split(maxsplit=2)
         path = re.sub(rb"^https?://[^/]*", b"", words[1]).decode("latin-1") if len(words) > 1 else "/"
         named = re.search(rb"^host:\s*([^\s:]+)", data, re.IGNORECASE | re.MULTILINE)
+        if key := re.search(rb"^sec-websocket-key:\s*(\S+)", data, re.IGNORECASE | re.MULTILINE):
+            digest = base64.b64encode(hashlib.sha1(key[1] + _WEBSOCKET).digest())
+            head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            return head + b"Sec-WebSocket-Accept: " + digest + b"\r\n\r\n\x81\x04seen"
         if path.startswith("/redirect/"):
             where = path.removeprefix("/redirect/")
             return f"HTTP/1.1 302 Found\r\nLocation: http://{where}\r\nContent-Length: 0\r\n\r\n".encode()
@@ -139,7 +149,9 @@ def answered(query: bytes) -> bytes:
         labels.append(query[at + 1 : at + 1 + size].decode("latin-1"))
         at += 1 + size
     name, kind = ".".join(labels).lower(), int.from_bytes(query[at + 1 : at + 3])
-    rounds = ZONE.get(name) or (ZONE["evil.example"] if name.endswith(".evil.example") else ())
+    rounds = ZONE.get(name) or next(
+        (ZONE[above] for above in (LISTED, "evil.example") if name.endswith(f".{above}")), ()
+    )
     found = rounds[min(_asked[name], len(rounds) - 1)] if rounds else ()
     _asked[name] += kind == 1
     packed = [socket.inet_pton(socket.AF_INET6 if ":" in one else socket.AF_INET, one) for one in found]

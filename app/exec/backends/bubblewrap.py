@@ -33,11 +33,21 @@ _BASH: Final = "/bin/bash"
 _NAMED: Final = 30
 """As many hosts of a list are named to a model."""
 _PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
+_CONNECT: Final = (
+    f"exec 3<>/dev/tcp/127.0.0.1/{PROXY_PORT}; "
+    r'echo -ne "CONNECT $0:$1 HTTP/1.1\r\nHost: $0\r\n\r\n" >&3; read -r _ status why <&3; '
+    r'[ "$status" = 200 ] || { echo "${why%%$'
+    "'\r'"
+    '}" >&2; exit 1; }; '
+    'while read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done; cat <&3 & exec cat >&3'
+)
+"""A tunnel by the proxy to host $0 and port $1, in bash alone; `%%` is ssh's for `%`."""
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), _PROXY),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
     "NODE_USE_ENV_PROXY": "1",
+    "GIT_SSH_COMMAND": "ssh -o " + shlex.quote(f"ProxyCommand={_BASH} -c {shlex.quote(_CONNECT)} %h %p"),
 }
 """The environment by which programs find the proxy."""
 PROCESSES: Final = 1024
