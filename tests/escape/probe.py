@@ -60,7 +60,7 @@ class Place:
     processes: int
     scratch_bytes: int
     file_bytes: int
-    mark: str = ""
+    sign: str = ""
     proxy: int = 0
 
 

@@ -54,7 +54,7 @@ class Scene:
         self.base = base
         self.image = image
         self.town = town
-        self.mark = town.mark if town else ""
+        self.sign = town.sign if town else ""
         self.arrived: set[tuple[str, bool]] = set()
         self.secret = f"secret-{secrets.token_hex(12)}"
         self.nonce = secrets.token_hex(4)
@@ -171,7 +171,7 @@ class Scene:
             "processes": PROCESSES,
             "scratch_bytes": SCRATCH_BYTES,
             "file_bytes": FILE_BYTES,
-            "mark": self.mark,
+            "sign": self.sign,
             "proxy": self.town.proxy if self.town else 0,
         }
         return Place(**{**facts, **{k: v for k, v in self.facts.items() if k in Place.__dataclass_fields__}, **more})

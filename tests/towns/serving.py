@@ -1,7 +1,7 @@
-"""`python -m tests.towns.serving PLACE UID MARK`: the servers of a town, in the namespaces that it is begun in.
+"""`python -m tests.towns.serving PLACE UID SIGN`: the servers of a town, in the namespaces that it is begun in.
 
 PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. It says the
-process of the open proxy and "ready", then to each line what has come: texts that begin with MARK, each with whether it
+process of the open proxy and "ready", then to each line what has come: texts that begin with SIGN, each with whether it
 came to a host that is listed.
 """
 
@@ -41,14 +41,14 @@ _PAGE: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nseen\n"
 
 
 class Watch:
-    """The marks that have come."""
+    """The signs that have come."""
 
-    def __init__(self, mark: str) -> None:
-        self._pattern = re.compile(rf"{mark}-[0-9a-z-]+".encode(), re.IGNORECASE)
+    def __init__(self, sign: str) -> None:
+        self._pattern = re.compile(rf"{sign}-[0-9a-z-]+".encode(), re.IGNORECASE)
         self.seen: set[tuple[str, bool]] = set()
 
     def look(self, data: bytes, *, listed: bool = False) -> None:
-        """Note the marks in this."""
+        """Note the signs in this."""
         for found in self._pattern.findall(data):
             self.seen.add((found.decode().lower(), listed))
 
@@ -195,7 +195,7 @@ def _hear(watch: Watch, listener: socket.socket) -> None:
     _accept(listener, serve)
 
 
-def main(place: Path, uid: int, mark: str) -> None:
+def main(place: Path, uid: int, sign: str) -> None:
     """Serve until the end of the input."""
     for line in _UP:
         subprocess.run(line.split(), check=True)
@@ -207,13 +207,13 @@ def main(place: Path, uid: int, mark: str) -> None:
         (place / name).write_text(text)
         (place / name).chmod(0o644)
         subprocess.run(["mount", "--bind", place / name, os.path.realpath(f"/etc/{name}")], check=True)
-    watch = Watch(mark)
+    watch = Watch(sign)
     serving = Serving(place, watch)
     for port in PORTS:
         listener = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64)
         threading.Thread(target=_accept, args=(listener, serving.serve), daemon=True).start()
     abstract = socket.socket(socket.AF_UNIX)
-    abstract.bind(f"\0{mark}")
+    abstract.bind(f"\0{sign}")
     abstract.listen()
     threading.Thread(target=_hear, args=(watch, abstract), daemon=True).start()
     threading.Thread(target=_resolve, daemon=True).start()

@@ -51,9 +51,9 @@ def proxies(home: Path) -> list[int]:
 
 @dataclass
 class Town:
-    """`proxy` is the process of the open proxy, `mark` the beginning of what its watch sees."""
+    """`proxy` is the process of the open proxy, `sign` the beginning of what its watch sees."""
 
-    mark: str
+    sign: str
     place: Path
     process: subprocess.Popen[str]
     proxy: int = 0
@@ -87,7 +87,7 @@ class Town:
         return ["nsenter", "--net", "--mount", "--target", str(self.process.pid), "--", *argv]
 
     def seen(self) -> set[tuple[str, bool]]:
-        """The marks that have come, each with whether it came to a listed host."""
+        """The signs that have come, each with whether it came to a listed host."""
         return {(text, listed) for text, listed in json.loads(self.said("?\n"))}
 
     def said(self, text: str = "") -> str:
@@ -117,7 +117,7 @@ def town(uid: int) -> Generator[Town]:
     command += ["-addext", f"subjectAltName={names}", "-keyout", place / "key", "-out", place / "certificate"]
     subprocess.run(command, check=True, capture_output=True)
     place.joinpath("certificate").chmod(0o644)
-    mark = f"canary-{secrets.token_hex(4)}"
+    sign = f"canary-{secrets.token_hex(4)}"
     words = [
         "unshare",
         "--net",
@@ -131,9 +131,9 @@ def town(uid: int) -> Generator[Town]:
     ]
     try:
         with subprocess.Popen(
-            [*words, place, str(uid), mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
+            [*words, place, str(uid), sign], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT
         ) as process:
-            made = Town(mark, place, process)
+            made = Town(sign, place, process)
             try:
                 made.proxy = int(made.said())
                 made.said()
