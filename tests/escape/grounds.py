@@ -7,11 +7,14 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import shutil
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 from shellback.exec.backends import homes
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
@@ -25,6 +28,7 @@ from shellback.exec.core.runner import found
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import Bounds
 from tests import dockers, images, sandboxes
 from tests.escape.probe import Probe, Way
@@ -32,17 +36,21 @@ from tests.escape.protected import SWAPS
 from tests.escape.scene import FILE_BYTES, PROCESSES, PYTHON, SCRATCH_BYTES, UID, Scene
 from tests.execs import end_all, granted, origin, spec
 from tests.podmans import BACKENDS, engine_of
+from tests.towns import town as towns
+from tests.towns.names import HOSTS, LISTED
 
 RUN_S: Final = 240.0
 TALK: Final = "talk"
 _LATE: Final = ".env"
+_REACHES: Final = f"import urllib.request as one; one.urlopen('http://{LISTED}/', timeout=20).read()"
+"""Without it, nothing that is refused would mean anything."""
 _MEMORY_BYTES: Final = 128 << 20
 
 
 async def command(engine: Engine, text: str, way: Way, scope: str = TALK, *, background: bool = False) -> Session:
     """Run a command to its end, or let it go on; another conversation's is always of profile work."""
     made = spec(engine, text, pty=way == "terminal", timeout=RUN_S, background=background)
-    made = replace(made, profile=READ_ONLY if way == "read_only" else WORK)
+    made = replace(made, profile=READ_ONLY if way.endswith("read_only") else WORK)
     if background:
         return await engine.launch(granted(engine, made), origin(scope))
     return (await engine.run(granted(engine, made), origin(scope))).session
@@ -63,7 +71,7 @@ def move(workspace: Path, target: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _kept(made: Scene, backend: Backend, port: Any) -> AsyncGenerator[Engine]:
-    given = os.open(made.given, os.O_RDONLY)
+    given = made.open_given()
     os.set_inheritable(given, True)
     try:
         async with Engine(MemorySessionStore(), port, backend, home=made.engine_home) as engine:
@@ -100,7 +108,7 @@ class Boxes:
 
     def lacks(self, probe: Probe) -> bool:
         """Whether the attempt means nothing here."""
-        return probe.backend not in {"", self.name}
+        return probe.backend not in {"", self.name} or (probe.way.startswith("listed") and towns.refusal() is not None)
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
@@ -111,21 +119,31 @@ class Boxes:
         backend = kind(
             made.workspace,
             exec_uid=UID,
-            network=way == "read_only",
+            network=Hosts(HOSTS) if made.town else way == "read_only",
             readable=(made.code,),
             hidden=hidden(made),
             **more,
         )
         if isinstance(backend, Moving):
             backend.target = SWAPS[probes[0].name]
-        async with _kept(made, backend, SupervisorClient(made.engine_home, idle_s=0.5)) as engine:
-            yield engine
+        with pytest.MonkeyPatch.context() as patch:
+            if made.town:
+                made.town.entering(patch)
+            async with _kept(made, backend, SupervisorClient(made.engine_home, idle_s=0.5)) as engine:
+                yield engine
         await asyncio.to_thread(_wait_for_end, made.supervisor)
 
     async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
         """Find out who supervises the sandbox of the attempts; what they are told of it."""
+        if not made.town:
+            made.supervisor = _of_host(made)
+            return {"supervisor": made.supervisor}
+        reached = await command(engine, f"{self.python} -c {shlex.quote(_REACHES)}", "listed", "another talk")
         made.supervisor = _of_host(made)
-        return {"supervisor": made.supervisor}
+        if reached.end is None or reached.end.exit_code:
+            raise RuntimeError(f"a listed host is not reached: {reached.end}")
+        (proxy,) = towns.proxies(made.engine_home)
+        return {"supervisor": made.supervisor, "proxy": proxy}
 
 
 def _of_host(made: Scene) -> int:

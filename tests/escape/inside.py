@@ -13,11 +13,11 @@ import signal
 import sys
 from typing import Final
 
-from tests.escape import bombs, containers, files, networks, privileges, processes, protected
+from tests.escape import bombs, containers, exits, files, networks, privileges, processes, protected
 from tests.escape.probe import DONE, TIME_S, Attempt, Group, Place, Probe
 
 MARK = "@@"
-_MODULES: Final = (files, processes, networks, privileges, protected, bombs, containers)
+_MODULES: Final = (files, processes, networks, exits, privileges, protected, bombs, containers)
 PROBES: Final[tuple[Probe, ...]] = tuple(
     probe for module in _MODULES for probe in Group.all if probe.module == module.__name__
 )

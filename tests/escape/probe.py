@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 if TYPE_CHECKING:
     from tests.escape.scene import Scene
 
-Way = Literal["work", "terminal", "read_only", "bounded", "moved"]
+Way = Literal["work", "terminal", "read_only", "bounded", "listed", "listed_read_only", "moved"]
 """How a probe is run: a plain command, one in a terminal, one of profile read_only with the network on, one of a
-sandbox with small bounds, one whose workspace changes between the look at it and the start."""
+sandbox with small bounds, two with a list of hosts in a town, one whose workspace changes between the look at it and
+the start."""
 
 T = TypeVar("T")
 DONE: Final = "done"
@@ -59,6 +60,8 @@ class Place:
     processes: int
     scratch_bytes: int
     file_bytes: int
+    sign: str = ""
+    proxy: int = 0
 
 
 Attempt = Callable[[Place], object]

@@ -20,8 +20,9 @@ from tests.escape.grounds import GROUNDS, RUN_S, TALK, Ground, command
 from tests.escape.inside import MARK
 from tests.escape.probe import Probe, Way
 from tests.escape.scene import PYTHON, UID, Scene, scene, unprivileged
+from tests.towns.town import Town, town
 
-WAYS: Final[tuple[Way, ...]] = ("work", "terminal", "read_only", "bounded")
+WAYS: Final[tuple[Way, ...]] = ("work", "terminal", "read_only", "bounded", "listed", "listed_read_only")
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,19 @@ def _tried(ground: Ground, batch: Sequence[Probe], say: Callable[[str], None]) -
     if not here:
         return {}
     say(f"{len(here)} probes, {here[0].way}, in {ground.name}")
-    with scene(here, scratch="/tmp", image=ground.image) as made:
+    with _town(batch[0].way) as place, scene(here, scratch="/tmp", image=ground.image, town=place) as made:
         said = asyncio.run(_sandboxed(ground, made, here, here[0].way))
         texts = {probe.name: said.get(probe.name, "") for probe in here}
         return {probe.name: (probe.seen(made, probe.name, texts[probe.name]), texts[probe.name]) for probe in here}
 
 
+def _town(way: Way) -> contextlib.AbstractContextManager[Town | None]:
+    return town(UID) if way.startswith("listed") else contextlib.nullcontext()
+
+
 def _without(probes: Sequence[Probe], say: Callable[[str], None]) -> tuple[dict[str, str], dict[str, bool]]:
     say(f"{len(probes)} probes, {probes[0].way}, without a sandbox")
-    with scene(probes) as made:
+    with _town(probes[0].way) as place, scene(probes, town=place) as made:
         bare = _bare(made, probes, probes[0].way)
         return bare, {probe.name: probe.seen(made, probe.name, bare.get(probe.name, "")) for probe in probes}
 
@@ -127,7 +132,7 @@ def _log(made: Scene, session: Session) -> Path:
 
 
 def _bare(made: Scene, probes: Sequence[Probe], way: Way) -> dict[str, str]:
-    given = os.open(made.given, os.O_RDONLY)
+    given = made.open_given()
     place = made.place(given=given)
     argv = [
         PYTHON,
@@ -138,6 +143,8 @@ def _bare(made: Scene, probes: Sequence[Probe], way: Way) -> dict[str, str]:
     ]
     environment = {"PATH": os.defpath, "HOME": str(made.home), "PYTHONPATH": str(made.code), "LC_ALL": "C.UTF-8"}
     whole = unprivileged(argv, with_pid=made.facts["pid"])
+    if made.town:
+        whole = made.town.inside(*whole)
     if way == "terminal":
         text = _in_terminal(whole, environment)
     else:

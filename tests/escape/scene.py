@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from shellback.exec.core.runner import found
+from tests import towns
 from tests.escape.probe import Place, Probe
+from tests.towns import names as town_names
+from tests.towns.town import Town
 
 HERE: Final = Path(__file__).parent
 UID: Final = 65533
@@ -45,9 +48,14 @@ def unprivileged(argv: Iterable[str], *, with_pid: int | None = None) -> list[st
 class Scene:
     """Everything that one run of probes may attack."""
 
-    def __init__(self, base: Path, run: Path, *, scratch: str | None, image: Path | None) -> None:
+    def __init__(
+        self, base: Path, run: Path, *, scratch: str | None, image: Path | None, town: Town | None = None
+    ) -> None:
         self.base = base
         self.image = image
+        self.town = town
+        self.sign = town.sign if town else ""
+        self.arrived: set[tuple[str, bool]] = set()
         self.secret = f"secret-{secrets.token_hex(12)}"
         self.nonce = secrets.token_hex(4)
         self.code = image / CODE if image else base / "code"
@@ -78,8 +86,11 @@ class Scene:
         package = self.code / "tests" / "escape"
         package.mkdir(parents=True)
         (self.code / "tests" / "__init__.py").touch()
-        for source in HERE.glob("*.py"):
+        for source in (*HERE.glob("*.py"), *HERE.glob("*.toml")):
             shutil.copy(source, package)
+        (self.code / "tests" / "towns").mkdir()
+        for source in (town_names.__file__, towns.__file__):
+            shutil.copy(source, self.code / "tests" / "towns")
         readable = self.code / "readable"
         readable.mkdir()
         for probe in probes:
@@ -160,6 +171,8 @@ class Scene:
             "processes": PROCESSES,
             "scratch_bytes": SCRATCH_BYTES,
             "file_bytes": FILE_BYTES,
+            "sign": self.sign,
+            "proxy": self.town.proxy if self.town else 0,
         }
         return Place(**{**facts, **{k: v for k, v in self.facts.items() if k in Place.__dataclass_fields__}, **more})
 
@@ -170,6 +183,10 @@ class Scene:
         path.write_text(json.dumps(facts))
         path.chmod(0o644)
         return self.inside(path)
+
+    def open_given(self) -> int:
+        """A descriptor that commands may inherit: of a secret, or of a connection."""
+        return self.town.connected(town_names.EVIL, 80) if self.town else os.open(self.given, os.O_RDONLY)
 
     @contextlib.contextmanager
     def decoy(self) -> Generator[None]:
@@ -208,6 +225,8 @@ class Scene:
             self.process.stdin.write("?\n")
             self.process.stdin.flush()
         self.happened = json.loads(self._line(self.process.stdout))
+        if self.town:
+            self.arrived = self.town.seen()
 
     # What has become of it, for the probes.
 
@@ -236,7 +255,11 @@ class Scene:
 
 @contextlib.contextmanager
 def scene(
-    probes: Iterable[Probe], *, scratch: str | None = None, image: Callable[[Path], None] | None = None
+    probes: Iterable[Probe],
+    *,
+    scratch: str | None = None,
+    image: Callable[[Path], None] | None = None,
+    town: Town | None = None,
 ) -> Generator[Scene]:
     """A scene with its decoy, whose code is in a root file system where `image` makes one; all is gone at the end."""
     base = Path(tempfile.mkdtemp(prefix="shellback-escape-")).resolve()
@@ -244,7 +267,7 @@ def scene(
     run = Path(tempfile.mkdtemp(prefix="shellback-escape-", dir=_runtime()))
     run.chmod(0o755)
     root = Path(f"{base}-image")
-    made = Scene(base, run, scratch=scratch, image=root if image else None)
+    made = Scene(base, run, scratch=scratch, image=root if image else None, town=town)
     try:
         if image:
             image(root)

@@ -18,6 +18,7 @@ from tests.escape.probe import Probe
 from tests.escape.runs import WAYS, Verdict, run
 from tests.podmans import needed
 from tests.sandboxes import LINGER_S, adjust
+from tests.towns.town import refusal
 
 
 def _sample(backend: str) -> list[Probe]:
@@ -55,9 +56,11 @@ def test_nothing_gets_out_of_a_container(kind: str) -> None:
 
 
 def test_the_samples_have_every_group_and_every_way() -> None:
-    assert {probe.group for name in GROUNDS for probe in _sample(name)} == {probe.group for probe in PROBES}
+    lacking = {probe.group for probe in PROBES if probe.way.startswith("listed")} if refusal() else set[str]()
+    assert {probe.group for name in GROUNDS for probe in _sample(name)} == {one.group for one in PROBES} - lacking
     for name in GROUNDS:
-        assert {probe.way for probe in _sample(name)} == {*WAYS, "moved"}
+        lists = {way for way in WAYS if way.startswith("listed")} if name != "bubblewrap" or refusal() else set[str]()
+        assert {probe.way for probe in _sample(name)} == {*WAYS, "moved"} - lists
 
 
 def test_each_attempt_has_a_name_of_its_own() -> None:

@@ -28,17 +28,27 @@ from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BUNDLE, Unusable
 from shellback.exec.wire.hosts import Hosts
-from shellback.exec.wire.sandbox import PROXY, Bounds, Sandbox
+from shellback.exec.wire.sandbox import PROXY, PROXY_PORT, Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
 _NAMED: Final = 30
 """As many hosts of a list, and credentials, are named to a model."""
+_CONNECT: Final = (
+    f"exec 3<>/dev/tcp/127.0.0.1/{PROXY_PORT}; "
+    r'echo -ne "CONNECT $0:$1 HTTP/1.1\r\nHost: $0\r\n\r\n" >&3; read -r _ status why <&3; '
+    r'[ "$status" = 200 ] || { echo "${why%%$'
+    "'\r'"
+    '}" >&2; exit 1; }; '
+    'while read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done; cat <&3 & exec cat >&3'
+)
+"""A tunnel by the proxy to host $0 and port $1, in bash alone; `%%` is ssh's for `%`."""
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), PROXY),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
     "NODE_USE_ENV_PROXY": "1",
+    "GIT_SSH_COMMAND": "ssh -o " + shlex.quote(f"ProxyCommand={_BASH} -c {shlex.quote(_CONNECT)} %h %p"),
 }
 """The environment by which programs find the proxy."""
 TRUSTING: Final[dict[str, str]] = dict.fromkeys(

@@ -28,6 +28,8 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
         elif key == b"transfer-encoding":
             # With both, servers disagree about where the request ends.
             dropped.add(b"content-length")
+    # Some servers take an underscore for a dash.
+    dropped |= {key for key, _ in given if key not in _FRAMES and key.replace(b"_", b"-") in _FRAMES}
     return [(key, value) for key, value in given if key not in dropped and not key.startswith(b"proxy-")]
 
 

@@ -27,7 +27,6 @@ from shellback.exec.proxy.requests import (
     passed_on,
     path_inside,
     place_of,
-    same,
 )
 from shellback.exec.proxy.sides import Side
 from shellback.exec.wire.credentials import Credential
@@ -44,7 +43,9 @@ _NAME, _IPV4, _IPV6 = 3, 1, 4
 _PASSWORD: Final = 2
 _NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
 _URL: Final = re.compile(r"http://([^/?#@\\]+)([/?].*)?", re.IGNORECASE)
-_METHOD: Final = re.compile(rb"[A-Za-z]{1,20}(?: |$)")
+_METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?:\s|$)")
+_VERSION: Final = re.compile(rb"\sHTTP/", re.IGNORECASE)
+_STRANGE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 """Fatal: unrecognized_name; RFC 8446, 6."""
 
@@ -151,7 +152,8 @@ class Visit:
     async def _http(self, data: bytes, tunnel: tuple[Goal, Reached] | None = None) -> None:
         """Carry out one request; inside of a `tunnel`, one that goes to its host."""
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
-        parser.receive_data(data)
+        if data:  # without, it is the end of the client
+            parser.receive_data(data)
         try:
             asked = await self._event(parser)
             if not isinstance(asked, h11.Request):
@@ -217,22 +219,20 @@ class Visit:
             await self._both(reached, named(), rest=True)
 
     async def _checked(self, to: Goal, data: bytes) -> bytes:
-        """The first bytes of a client, once they name the host that was allowed, or name none."""
+        """The first bytes of a client, once they name the host that was allowed, or are no HTTP."""
         try:
             async with asyncio.timeout(HEAD_S):
                 if data[0] == hello.RECORD:
                     return await self._hello(to, data)
                 if to.port == PORTS["https"]:
                     raise Refused(f"only TLS goes to port {to.port}")
-                while (named := _named_in(data)) is None:
+                while not _names(data, to):
                     data += await self._due()
         except TimeoutError:
             raise Refused(f"the first message was not complete after {HEAD_S:g} s") from None
         except (hello.Unreadable, ValueError) as error:
             self._client.tell(_ALERT)
             raise Refused(str(error)) from None
-        if named:
-            same(named, to)
         return data
 
     async def _hello(self, to: Goal, data: bytes) -> bytes:
@@ -370,19 +370,20 @@ def _asked(asked: h11.Request, inside: Goal | None) -> tuple[tuple[str, str], by
     return (inside.host, str(inside.port)), asked.target
 
 
-def _named_in(data: bytes) -> bytes | None:
-    """The Host of an HTTP request, b"" for anything else; None as long as that is not known."""
-    line, whole, rest = data.lstrip(b"\r\n").partition(b"\n")
-    if not _METHOD.match(line) or (whole and b" HTTP/" not in line.upper()):
-        return b""
-    head, ended, _ = (b"\n" + rest.replace(b"\r", b"") if whole else b"").partition(b"\n\n")
-    if len(data) > HEAD_BYTES:
-        raise Refused("the head of the request is too long")
-    if not ended:
-        return None
-    target = line.split()[1:2]
-    if target and not target[0].startswith((b"/", b"*")):
-        return target[0]
-    fields = (one.partition(b":") for one in head.split(b"\n"))
-    found = [value.strip() for key, _, value in fields if key.lower() == b"host"]
-    return found[0] if len(found) == 1 else b"-"
+def _names(data: bytes, to: Goal) -> bool:
+    """Whether these first bytes are a request that names the host, or no HTTP; False as long as that is not known.
+
+    What servers could read in different ways is refused.
+    """
+    line, whole, _ = data.lstrip().partition(b"\n")
+    if not _METHOD.match(line) or (whole and not _VERSION.search(line)):
+        return True
+    if _STRANGE.search(data.partition(b"\r\n\r\n")[0]):
+        raise Refused("no HTTP request: a line is folded, or ends with a line feed only")
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+    parser.receive_data(data)
+    asked = parser.next_event()
+    if not isinstance(asked, h11.Request):
+        return False
+    _asked(asked, to)
+    return True
