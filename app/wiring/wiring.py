@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.core.ports import ExitSink
+    from shellback.exec.log.mask import Mask
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
     from shellback.work.hosts.adopting import Neighbours
@@ -47,6 +48,16 @@ class Place:
     settings: Settings
     database: Database
     host_id: str
+    _mask: Mask | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """What hides secrets in output, with the values that are known now. Blocks: files are read."""
+        from shellback.wiring.masking import mask_for
+
+        self._mask = self._mask or mask_for(self.settings)
+        self._mask.refresh()
+        return self._mask
 
     @property
     def home(self) -> Path:

@@ -1,0 +1,41 @@
+"""What is secret here: values of settings, of the environment, and of files with secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shellback.environment import variables
+from shellback.exec.log.known_values import SecretFiles, of_variable
+from shellback.exec.log.mask import Mask
+from shellback.orders import known_workspaces
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
+
+Pairs = Callable[[], Iterable[tuple[str, str]]]
+
+
+def mask_for(settings: Settings, more: Pairs = tuple) -> Mask:
+    """What hides secrets as SECRETS says; `more` yields names and values of further ones, which come first."""
+    # The state directory has no secret of a person, and databases are no text.
+    ours = settings.shellback_home.resolve()
+    listed = [path for path in settings.hidden if not path.is_relative_to(ours)]
+
+    def workspaces() -> Iterator[Path]:
+        yield settings.workspace_root
+        yield from (path for path in known_workspaces(settings.shellback_home) if path != settings.workspace_root)
+
+    files = SecretFiles(listed, workspaces)
+
+    def values() -> Iterator[tuple[str, str]]:
+        yield from more()
+        for name, value in settings.secret_values.items():
+            yield from of_variable(name, value)
+        for name, value in variables().items():
+            if name not in settings.secret_values:
+                yield from of_variable(name, value)
+        yield from files()
+
+    return Mask(settings.secrets, values)
