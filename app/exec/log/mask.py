@@ -42,9 +42,10 @@ _B64: Final = rb"[A-Za-z0-9+/_-]"
 _WRAPPED: Final = rb"(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64 + rb"{0,76}"
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 _REMOVED_MARKS: Final = (b"\xc2", b"\xe2\x80", b"\xe2\x81")
-_NOISE: Final = re.compile(
-    SEQUENCES.encode() + rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
-)
+_SEQUENCES: Final = re.compile(SEQUENCES.encode())
+_LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
+_REMOVED_LONG: Final = re.compile(_LONG)
+_NOISE: Final = re.compile(SEQUENCES.encode() + rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|" + _LONG)
 """What `harmless` removes, in bytes."""
 
 
@@ -262,14 +263,11 @@ class Mask:
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
         scan = self._scan
-        noisy = len(data.translate(None, _REMOVED)) < len(data) or (
-            not data.isascii() and any(mark in data for mark in _REMOVED_MARKS)
-        )
-        plain = _NOISE.sub(b"", data) if noisy else data
+        plain = _plain(data)
         found = scan.spans(plain)
         edges = (scan.left(plain) if torn else None, scan.begun(plain, found[-1].end if found else 0) if ends else None)
         found += [one for one in edges if one is not None]
-        if noisy and found:
+        if found and len(plain) < len(data):
             places = _without(_NOISE, data)[1]
             found = [Span(*_places(places, one), one.name) for one in found]
         found.sort()
@@ -289,6 +287,13 @@ UNMASKED: Final = Mask()
 
 Places = list[tuple[int, int]]
 """Pairs of offsets: in the text without what was removed, and before that. Ordered; the first is (0, 0) or later."""
+
+
+def _plain(data: bytes) -> bytes:
+    """The data without what `_NOISE` matches, in steps that are faster."""
+    plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
+    plain = plain.translate(None, _REMOVED)
+    return _REMOVED_LONG.sub(b"", plain) if any(mark in plain for mark in _REMOVED_MARKS) else plain
 
 
 def _without(noise: re.Pattern[bytes], data: bytes) -> tuple[bytes, Places]:
