@@ -44,8 +44,8 @@ class Shown:
 class Kept(Shown):
     """Text and counts, for a program."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, revealed: bool = False) -> None:
+        super().__init__(revealed=revealed)
         self._parts: list[str] = []
         self._dropped: list[Hole] = []
 

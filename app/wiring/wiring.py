@@ -282,6 +282,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         doorbell = a_doorbell(where)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
+        where.mask.noted = watches.secrets
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, backend.containers

@@ -28,7 +28,7 @@ Mode = Literal["mask", "warn", "off"]
 Values = Callable[[], Iterable[tuple[str, str]]]
 """Yields the name and the value of each secret that is known now."""
 
-VALUES: Final = 500
+VALUES: Final = 1000
 """How many values are known at most; the first ones."""
 VALUE_BYTES: Final = 1024
 """A longer value is masked in pieces of this length."""

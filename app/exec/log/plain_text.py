@@ -38,10 +38,15 @@ def harmless(text: str) -> str:
 
     A carriage return becomes a line end.
     """
+    return masked(without_controls(text))
+
+
+def without_controls(text: str) -> str:
+    """What `harmless` returns, with tokens."""
     if _CONTROLS.search(text) is not None:
         text = _SEQUENCES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
         text = _CONTROLS.sub("", text)
-    return masked(text)
+    return text
 
 
 def masked(text: str) -> str:
