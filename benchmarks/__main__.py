@@ -34,6 +34,7 @@ def benches() -> tuple[Bench, ...]:
         growth,
         imports,
         loop,
+        masking,
         people,
         podman,
         sandbox,
@@ -63,6 +64,7 @@ def benches() -> tuple[Bench, ...]:
         *watches.BENCHES,
         *following.BENCHES,
         *growth.BENCHES,
+        *masking.BENCHES,
     )
 
 

@@ -39,12 +39,14 @@ FRESH_S: Final = 5.0
 """The values are asked for again at most once in this time."""
 _MEMORY: Final = 256 << 20
 _B64: Final = rb"[A-Za-z0-9+/_-]"
-_WRAPPED: Final = rb"(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64 + rb"{0,76}"
+# From the begin of a line on: with what may begin anywhere, the automaton has so many states that it is slow.
+_WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
+_LAST: Final = re.compile(_B64 + rb"{1,76}")
+_LINE_ENDS: Final = re.compile(rb"\r?\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 _REMOVED_MARKS: Final = (b"\xc2", b"\xe2\x80", b"\xe2\x81")
 _SEQUENCES: Final = re.compile(SEQUENCES.encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
-_REMOVED_LONG: Final = re.compile(_LONG)
 _NOISE: Final = re.compile(SEQUENCES.encode() + rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|" + _LONG)
 """What `harmless` removes, in bytes."""
 
@@ -89,8 +91,8 @@ def _compiled(pattern: bytes) -> Any:
 
 _SHAPES: Final = {name: _compiled(shape.encode()) for name, shape in SHAPES.items()}
 _ANY_SHAPE: Final = b"|".join(b"(?:%s)" % shape.encode() for shape in SHAPES.values())
+_REMOVED_LONG: Final = _compiled(_LONG)
 _BEGUN: Final = _compiled(BEGUN.encode())
-_LINES: Final = _compiled(_WRAPPED)
 
 
 @dataclass(frozen=True)
@@ -133,22 +135,25 @@ class _Scan:
         found: list[Span] = []
         for match in self._all.finditer(data):
             name = self._name(match[0])
-            if name is None:
-                return [*self._within(self._once, data), *self._in_lines(data)]
-            found.append(Span(match.start(), match.end(), name))
+            if name is not None:
+                found.append(Span(match.start(), match.end(), name))
+                continue
+            # Lines of base64: what is in one of them, and values that go on in the next.
+            start, end = match.start(), match.end() - 1
+            found += self._within(self._once, data[start:end], start)
+            last = _LAST.match(data, end)
+            found += self._in_lines(data[start : last.end() if last else end], start)
         return found
 
-    def _within(self, regex: Any, data: bytes) -> Iterator[Span]:
+    def _within(self, regex: Any, data: bytes, at: int = 0) -> Iterator[Span]:
         for match in regex.finditer(data):
-            yield Span(match.start(), match.end(), self._name(match[0]) or "value")
+            yield Span(at + match.start(), at + match.end(), self._name(match[0]) or "value")
 
-    def _in_lines(self, data: bytes) -> Iterator[Span]:
-        """Values in base64 with line ends in it."""
-        for lines in _LINES.finditer(data):
-            joined, places = _without(re.compile(rb"\r?\n"), lines[0])
-            for one in self._within(self._values, joined):
-                start, end = _places(places, one)
-                yield Span(lines.start() + start, lines.start() + end, one.name)
+    def _in_lines(self, lines: bytes, at: int) -> Iterator[Span]:
+        joined, places = _without(_LINE_ENDS, lines)
+        for one in self._within(self._values, joined):
+            start, end = _places(places, one)
+            yield Span(at + start, at + end, one.name)
 
     def _name(self, text: bytes) -> str | None:
         if (known := self.names.get(text)) is not None:
@@ -293,7 +298,9 @@ def _plain(data: bytes) -> bytes:
     """The data without what `_NOISE` matches, in steps that are faster."""
     plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
     plain = plain.translate(None, _REMOVED)
-    return _REMOVED_LONG.sub(b"", plain) if any(mark in plain for mark in _REMOVED_MARKS) else plain
+    if any(mark in plain for mark in _REMOVED_MARKS) and _REMOVED_LONG.search(plain) is not None:
+        plain = _REMOVED_LONG.sub(b"", plain)
+    return plain
 
 
 def _without(noise: re.Pattern[bytes], data: bytes) -> tuple[bytes, Places]:
