@@ -44,7 +44,6 @@ _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
-_REMOVED_MARKS: Final = (b"\xc2", b"\xe2\x80", b"\xe2\x81")
 _SEQUENCES: Final = re.compile(SEQUENCES.encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
 _ONE: Final = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|" + _LONG
@@ -301,7 +300,7 @@ def _plain(data: bytes) -> bytes:
     """The data without what `_NOISE` matches, in steps that are faster."""
     plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
     plain = plain.translate(None, _REMOVED)
-    if any(mark in plain for mark in _REMOVED_MARKS) and _REMOVED_LONG.search(plain) is not None:
+    if not plain.isascii() and _REMOVED_LONG.search(plain) is not None:
         plain = _REMOVED_LONG.sub(b"", plain)
     return plain
 
