@@ -88,6 +88,7 @@ class Settings(BaseModel):
     exec_uid: int = count(65534, 1, 2**32 - 2)
     network: Literal["off", "ask", "list", "on"] = setting("off", "off, ask, list or on")
     ask_seconds: float = seconds(60.0, 1, 600)
+    secrets: Literal["mask", "warn", "off"] = setting("mask", "mask, warn or off")
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")
 
     shellback_home: Path = Field(
@@ -297,6 +298,12 @@ class Settings(BaseModel):
         file = self.database_url.partition("?")[0].removeprefix("sqlite:///")
         names = (f"{os.path.realpath(file)}{end}" for end in ("", "-wal", "-shm"))
         return (*found, *map(Path, names)) if file.startswith("/") else found
+
+    @property
+    def secret_values(self) -> dict[str, str]:
+        """The settings that may hold a secret and are set, with their values."""
+        given = {name: getattr(self, name) for name, field in type(self).model_fields.items() if not field.repr}
+        return {name.upper(): value for name, value in given.items() if value}
 
     @property
     def policy(self) -> Path | None:

@@ -34,6 +34,7 @@ def benches() -> tuple[Bench, ...]:
         growth,
         imports,
         loop,
+        masking,
         network,
         people,
         podman,
@@ -65,6 +66,7 @@ def benches() -> tuple[Bench, ...]:
         *watches.BENCHES,
         *following.BENCHES,
         *growth.BENCHES,
+        *masking.BENCHES,
     )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shellback.exec.core.model import Session
-from shellback.exec.log.output import dropped_text, exactly, extent, line_start, newlines_in, pieces
+from shellback.exec.log.mask import UNMASKED
+from shellback.exec.log.output import dropped_text, extent, hidden, line_start, newlines_in, pieces, wide_of
 from shellback.exec.log.plain_text import masked
 from shellback.exec.supervisor.records.times import offset_since
 from shellback.exec.wire import layout
@@ -22,14 +23,15 @@ CHUNK: Final = 256 * 1024
 
 
 class Shown:
-    """Output as text, with tokens masked, and with each hole as a line."""
+    """Output as text, with tokens masked unless it is to be `revealed`, and with each hole as a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, revealed: bool = False) -> None:
+        self._masked = str if revealed else masked
         # A piece may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, data: bytes) -> None:
-        self.say(masked(self._decoder.decode(data)))
+        self.say(self._masked(self._decoder.decode(data)))
 
     def dropped(self, holes: list[Hole]) -> None:
         self.say(f"\n[{dropped_text(holes)}]\n")
@@ -42,8 +44,8 @@ class Shown:
 class Kept(Shown):
     """Text and counts, for a program."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, revealed: bool = False) -> None:
+        super().__init__(revealed=revealed)
         self._parts: list[str] = []
         self._dropped: list[Hole] = []
 
@@ -70,12 +72,12 @@ class Kept(Shown):
 class SessionLog:
     """The file of one stream, with its holes. Bytes are read before the table of holes, which is written first.
 
-    Raises:
+    Secrets are hidden in what is copied, unless it is `revealed`. Raises:
         Deleted: It is no longer kept.
         InvalidRequest: The session has one log for both streams.
     """
 
-    def __init__(self, where: Place, session: Session, *, err: bool) -> None:
+    def __init__(self, where: Place, session: Session, *, err: bool, revealed: bool = False) -> None:
         directory = Path(where.home) / layout.SESSIONS / session.id
         if not directory.is_dir() and not session.live:
             hours = where.settings.log_age_hours
@@ -85,6 +87,7 @@ class SessionLog:
         self.path = str(directory / (layout.ERR if err else layout.LOG))
         self._holes = str(directory / (layout.ERR_HOLES if err else layout.HOLES))
         self._end, self._err = session.end, err
+        self._mask = UNMASKED if revealed else where.mask
 
     def size(self) -> int:
         """How many bytes were printed so far, with those that were dropped."""
@@ -132,19 +135,19 @@ class SessionLog:
         except FileNotFoundError:
             return offset
         with file:
-            size, _ = extent(file.fileno(), self._holes, self._end, err=self._err)
-            size = size if most is None else min(size, offset + most)
+            printed, _ = extent(file.fileno(), self._holes, self._end, err=self._err)
+            size = printed if most is None else min(printed, offset + most)
             while offset < size:
                 end = min(offset + CHUNK, size)
-                data = exactly(file.fileno(), offset, end)
-                _, holes = extent(file.fileno(), self._holes, self._end, err=self._err)
+                wide = wide_of(file.fileno(), offset, end, self._mask)
+                printed, holes = extent(file.fileno(), self._holes, self._end, err=self._err)
                 for kind, start, stop, _ in pieces(offset, end, holes):
                     if kind == "hole":
                         of = next(hole for hole in holes if hole.start <= start < hole.end)
                         dropped.append(of._replace(start=start, end=stop))
                         continue
                     told()
-                    to.write(data[start - offset : stop - offset])
+                    to.write(hidden(self._mask, wide, start, stop, holes, printed).data)
                 offset = end
         told()
         return offset

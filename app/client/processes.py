@@ -235,8 +235,8 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
 
     def payload(session: Session) -> dict[str, object]:
         logs = where.home / layout.SESSIONS / session.id
-        err = OutputLog(logs, session.id, err=True, end=session.end) if session.separate_stderr else None
-        return callback_payload(session, OutputLog(logs, session.id, end=session.end), err)
+        out, err = (OutputLog(logs, session.id, err=err, end=session.end, mask=where.mask) for err in (False, True))
+        return callback_payload(session, out, err if session.separate_stderr else None)
 
     with wiring.enqueuing(where) as enqueuer:
         yield CallbackSink(enqueuer, where.host_id, payload)

@@ -128,6 +128,7 @@ class Counts:
         )
         self.starts = meter.create_counter("shellback.exec.starts", "{session}", "Processes started")
         self.ends = meter.create_counter("shellback.exec.ends", "{session}", "Ends of sessions recorded")
+        self.secrets = meter.create_counter("shellback.secrets", "{secret}", "Secrets found in output that was read")
         self.lost = meter.create_counter("shellback.sessions.lost", "{session}", "Sessions whose end is not known")
 
 

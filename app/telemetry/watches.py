@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ class Watches:
     turns: TurnWatch = field(default_factory=TurnWatch)
     sessions: SessionWatch = field(default_factory=ports.Unwatched)
     capabilities: Sequence[AbstractCapability[Any]] = ()
+    secrets: Callable[[int], None] = lambda _: None
     traced: bool = False
 
 
@@ -48,7 +49,13 @@ def watches(
         endpoint, database, executor_id=executor_id, host_id=host_id, content=settings.telemetry_content
     )
     stack.callback(telemetry.close)
-    return Watches(WatchedTurns(telemetry, database), WatchedSessions(telemetry), [telemetry.capability()], traced=True)
+    return Watches(
+        WatchedTurns(telemetry, database),
+        WatchedSessions(telemetry),
+        [telemetry.capability()],
+        telemetry.counts.secrets.add,
+        traced=True,
+    )
 
 
 def missing() -> str:

@@ -129,6 +129,7 @@ def equipped(
         watch=watch or Unwatched(),
         inspector=inspector(backend),
         elsewhere=elsewhere,
+        mask=where.mask,
     )
     written = load(settings.policy)
     policy = policy_for(settings, database, backend, written)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.core.ports import ExitSink
+    from shellback.exec.log.mask import Mask
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
     from shellback.work.approvals.reception import Reception
@@ -48,6 +49,16 @@ class Place:
     settings: Settings
     database: Database
     host_id: str
+    _mask: Mask | None = None
+
+    @property
+    def mask(self) -> Mask:
+        """What hides secrets in output, with the values that are known now. Blocks: files are read."""
+        from shellback.wiring.masking import mask_for
+
+        self._mask = self._mask or mask_for(self.settings)
+        self._mask.refresh()
+        return self._mask
 
     @property
     def home(self) -> Path:
@@ -303,6 +314,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         doorbell = a_doorbell(where)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
+        where.mask.noted = watches.secrets
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, backend.containers

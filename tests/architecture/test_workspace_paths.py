@@ -32,6 +32,7 @@ JUSTIFIED: dict[str, str] = {
     "wiring/directories.py": "names of directories in a root, which no command of a sandbox writes",
     "exec/backends/inspection/gitdirs.py": "what the walk has reached, by descriptors; files and names are bounded",
     "exec/backends/inspection/inspector.py": f"{KERNEL}; {STATE}; what the walk has reached, by descriptors; inodes",
+    "exec/log/known_values.py": "compares what regular files say with output, and shows nothing of it; never a symlink",
     "exec/log/links.py": "puts links to logs into a workspace: by descriptors, never through a symlink, reads nothing",
     "exec/shell/facade.py": "its `read_bytes` is that of the files of a workspace",
     "exec/shell/mock.py": "files that are in memory only",

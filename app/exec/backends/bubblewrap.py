@@ -274,12 +274,8 @@ class BubblewrapBackend(ChosenBackend):
         ask_s = self.listed.ask_s if work else 0.0
         asks = (f"ask {ask_s:g}",) if ask_s else ()
         credentials = tuple(one.to_wire() for one in self.listed.credentials) if work else ()
-        whole = "\0".join(
-            [
-                *(scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen),
-                *(*hosts, "", *private, *credentials, *asks),
-            ]
-        )
+        listed = [*hosts, "", *private, *asks, *credentials]
+        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *listed])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
             key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],

@@ -42,6 +42,7 @@ from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.waiting import Outcome, Waiting, give_up, joined, takes_input, waiting
 from shellback.exec.link.supervised import Supervised
 from shellback.exec.log.links import LogLinks, SoonLinked
+from shellback.exec.log.mask import UNMASKED, Mask
 from shellback.exec.log.output import OutputLog
 from shellback.exec.policy.commands import CHANGED, fixed
 from shellback.exec.policy.policy import Grant
@@ -87,8 +88,9 @@ class Engine:
         links: Callable[[Path, Path], LogLinks] = LogLinks,
         inspector: Inspector | None = None,
         elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None = None,
+        mask: Mask = UNMASKED,
     ) -> None:
-        self.store, self.backend = store, backend
+        self.store, self.backend, self.mask = store, backend, mask
         self.limits = limits or Limits()
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
@@ -218,7 +220,7 @@ class Engine:
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
         """The log of a session; with `err` that of its separate stderr."""
-        return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err, end=session.end)
+        return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err, end=session.end, mask=self.mask)
 
     def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
         """The log of a session, and that of stderr if it is separate."""
@@ -273,6 +275,8 @@ class Engine:
         session = _of_call(await self.store.claim(wanted), grant.spec)
         reach("claim.committed")
         self.registry.add(session)
+        if self.mask.due:
+            self._do_later(asyncio.to_thread(self.mask.refresh))
         if session.state is SessionState.CLAIMED and session.digest != grant.digest:
             # A claim starts only what it recorded, in the profile that it recorded.
             if (started := await self.settled(session)) is None:

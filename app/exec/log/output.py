@@ -16,11 +16,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 from shellback.exec.core import limits
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.model import SessionEnd
+from shellback.exec.log.mask import UNMASKED, Hidden, Mask
 from shellback.exec.log.plain_text import continuation_bytes, decoded, printed, whole_characters
 from shellback.exec.wire import gaps, layout
 from shellback.exec.wire.descriptors import closing
@@ -39,6 +40,7 @@ class Slice:
 
     `bytes_total`, `bytes_dropped`, `lines_total` and `dropped_lines` describe the whole log; None: not counted. `errno`
     is the error that kept output from being written. If `uncounted`, more may have been dropped than was counted.
+    `secrets` were found in the text.
     """
 
     text: str
@@ -51,6 +53,7 @@ class Slice:
     dropped_lines: int | None = 0
     errno: int = 0
     uncounted: bool = False
+    secrets: int = 0
 
     @property
     def cut(self) -> bool:
@@ -69,17 +72,25 @@ EMPTY: Final = Slice(text="")
 class OutputLog:
     """One stream of one session; a missing log reads as empty. Memory is bounded by the text returned.
 
-    Long scans run in a thread. Cancelling a read leaves nothing behind.
+    Long scans run in a thread. Cancelling a read leaves nothing behind. `mask` hides secrets in what is for readers:
+    each `Slice`, and `shown`. What `raw`, `piece` and `tail` return is for programs.
     """
 
     def __init__(
-        self, directory: str | Path, session_id: str, *, err: bool = False, end: SessionEnd | None = None
+        self,
+        directory: str | Path,
+        session_id: str,
+        *,
+        err: bool = False,
+        end: SessionEnd | None = None,
+        mask: Mask = UNMASKED,
     ) -> None:
         self._path = os.path.join(directory, layout.ERR if err else layout.LOG)
         self._holes_path = os.path.join(directory, layout.ERR_HOLES if err else layout.HOLES)
         self._session_id = session_id
         self._err = err
         self._end = end
+        self.mask = mask
         self.text_of = decoded
 
     @property
@@ -137,6 +148,19 @@ class OutputLog:
             data = exactly(fd, start, min(end, size))
             found = pieces(start, start + len(data), self._extent(fd)[1])
             return b"".join(data[first - start : last - start] for kind, first, last, _ in found if kind == "kept")
+
+        return await self._read(read)
+
+    async def shown(self, start: int, end: int) -> tuple[bytes, int]:
+        """The bytes of a range as a reader sees them, and how many of the range were dropped."""
+
+        def read(fd: int, size: int) -> tuple[bytes, int]:
+            upto = min(end, size)
+            wide = wide_of(fd, start, upto, self.mask)
+            printed, holes = self._extent(fd)
+            found = [(first, last) for kind, first, last, _ in pieces(start, upto, holes) if kind == "kept"]
+            texts = [hidden(self.mask, wide, first, last, holes, printed).data for first, last in found]
+            return b"".join(texts), upto - start - sum(last - first for first, last in found)
 
         return await self._read(read)
 
@@ -240,7 +264,7 @@ class OutputLog:
         return start + whole_characters(os.pread(fd, end - start, start))
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
-        raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
+        raw = [wide_of(fd, part_start, part_end, self.mask) for part_start, part_end in parts]
         # Read the table after the bytes: a dropped range is in the table before it is removed from the file.
         printed, holes = self._extent(fd)
         dropped = sum(hole.end - hole.start for hole in holes)
@@ -259,19 +283,21 @@ class OutputLog:
             gone = dropped_text([emptied], lines=emptied.newlines)
             return replace(counts, text=f"[the log was emptied to make room on the disk: {gone}]\n")
         texts: list[str] = []
-        shown = 0
-        for (part_start, part_end), data in zip(parts, raw, strict=True):
+        shown = secrets = 0
+        for (part_start, part_end), wide in zip(parts, raw, strict=True):
             if texts:
                 texts.append(self._left_out(fd, parts[0][1], part_start, holes))
             for kind, piece_start, piece_end, _ in pieces(part_start, part_end, holes):
                 if kind == "kept":
-                    texts.append(self.text_of(data[piece_start - part_start : piece_end - part_start]))
+                    data, found = hidden(self.mask, wide, piece_start, piece_end, holes, counts.bytes_total)
+                    texts.append(self.text_of(data))
+                    secrets += found
                     shown += piece_end - piece_start
                 else:
                     texts.append(_dropped(piece_start, piece_end, holes))
         if parts[-1][1] < end:
             texts.append(_dropped(parts[-1][1], end, holes))
-        return replace(counts, text="".join(texts), bytes_shown=shown)
+        return replace(counts, text="".join(texts), bytes_shown=shown, secrets=secrets)
 
     def _left_out(self, fd: int, start: int, end: int, holes: list[Hole]) -> str:
         gone = sum(min(hole.end, end) - max(hole.start, start) for hole in holes if hole.start < end > start < hole.end)
@@ -378,6 +404,34 @@ def exactly(fd: int, start: int, end: int) -> bytes:
         parts.append(data)
         start += len(data)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Wide(NamedTuple):
+    """Bytes of a log from offset `start` on: of a range, and what stands around it."""
+
+    start: int
+    data: bytes
+
+
+def wide_of(fd: int, start: int, end: int, mask: Mask) -> Wide:
+    """The bytes of a range, with as many around it as `mask` needs."""
+    first = max(0, start - mask.reach)
+    return Wide(first, exactly(fd, first, end + mask.reach))
+
+
+def hidden(mask: Mask, wide: Wide, start: int, end: int, holes: Sequence[Hole], size: int) -> Hidden:
+    """The kept bytes of a range, without secrets; `wide` was read before the `holes` and the `size` of the log."""
+    before = max((hole.end for hole in holes if hole.end <= start), default=0)
+    after = min((hole.start for hole in holes if hole.start >= end), default=size)
+    first = max(wide.start, before)
+    data = wide.data[first - wide.start : after - wide.start]
+    return mask.hide(
+        data,
+        start - first,
+        end - first,
+        torn=first == before > 0,
+        ends=first + len(data) >= after,
+    )
 
 
 def pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, int, int]]:

@@ -118,9 +118,11 @@ class Exchange:
         at, data = self.printed
         if done.start < at or done.end > at + len(data) or done.end - done.start > limits.RESULT_CHARS:
             return None
-        text = self._log.text_of(data[done.start - at : done.end - at])
-        length = done.end - done.start
-        return Slice(text=text, start=done.start, end=done.end, bytes_total=at + len(data), bytes_shown=length)
+        kept, secrets = self._log.mask.hide(data, done.start - at, done.end - at, ends=False)
+        text, length = self._log.text_of(kept), done.end - done.start
+        return Slice(
+            text=text, start=done.start, end=done.end, bytes_total=at + len(data), bytes_shown=length, secrets=secrets
+        )
 
     def _then(self, command: str, bounds: Bounds, foreseen: Foreseen) -> Then:
         status, options = foreseen.status, foreseen.options

@@ -69,14 +69,14 @@ async def piece(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
     if not raw:
         return (await log.ends(start, end)).text
     if end - start <= limits.RESULT_CHARS:
-        return masked(without(await log.raw(start, end)).decode("utf-8", "replace"))
+        return masked(without((await log.shown(start, end))[0]).decode("utf-8", "replace"))
     half = limits.RESULT_CHARS // 2
-    head, tail = await log.raw(start, start + half), await log.raw(end - half, end)
+    (head, _), (tail, _) = await log.shown(start, start + half), await log.shown(end - half, end)
     head, tail = head[: whole_characters(head)], tail[continuation_bytes(tail) :]
-    left = f"\r\n[{end - start - len(head) - len(tail):,} bytes left out here; process_log has them from byte "
+    left = f"\r\n[{end - start - 2 * half:,} bytes left out here; process_log has them from byte "
     return (
         masked(without(head).decode("utf-8", "replace"))
-        + f"{left}{start + len(head)}]\r\n"
+        + f"{left}{start + half}]\r\n"
         + masked(without(tail).decode("utf-8", "replace"))
     )
 

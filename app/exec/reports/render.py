@@ -108,8 +108,15 @@ def _counts(shown: Slice) -> dict[str, object]:
         "bytes_total": shown.bytes_total,
         "bytes_shown": shown.bytes_shown,
         "bytes_dropped": shown.bytes_dropped,
+        **secrets_in(shown),
         **unwritten(shown),
     }
+
+
+def secrets_in(*streams: Slice | None) -> dict[str, object]:
+    """How many secrets were found in texts; {} if none."""
+    count = sum(one.secrets for one in streams if one is not None)
+    return {"secrets": count} if count else {}
 
 
 def unwritten(*streams: Slice) -> dict[str, object]:
@@ -133,6 +140,7 @@ def polled(session: Session, new: Slice, err: Slice | None = None, waits: Waitin
     if new.partial:
         value |= {"truncated": new.cut, "bytes_total": new.bytes_total, "bytes_dropped": new.bytes_dropped}
         value |= unwritten(new)
+    value |= secrets_in(new, err)
     if err is not None:
         value["stderr"] = err.text
         if err.partial:
@@ -175,6 +183,8 @@ def ended_line(session: Session, shown: Slice | None = None, err: Slice | None =
             least, because = dropped_words(part.uncounted, why(part.errno) if part.errno else "")
             shown_of = f"{part.bytes_shown:,} of {least}{part.bytes_total:,} bytes{name} shown"
             words.append(f"{shown_of}, {least}{part.bytes_dropped:,} dropped for good{because}")
+    if count := secrets_in(shown, err).get("secrets"):
+        words.append(f"{count} secrets in the output")
     told = losses_text(end.losses if end else ())
     return "".join(f"[{line}]\n" for line in told) + f"[{', '.join(words)}]"
 

@@ -214,8 +214,8 @@ class _Reader:
         size = self._log.size()
         while self.at < size:
             end = min(size, self.at + _READ)
-            data = await self._log.raw(self.at, end)
-            missing, self.at = end - self.at - len(data), end
+            data, missing = await self._log.shown(self.at, end)
+            self.at = end
             if self._dropped and data:
                 yield self._note(missing)
                 missing = 0
@@ -293,11 +293,11 @@ def fitted(text: str, most: int) -> str:
 async def _seen(log: OutputLog, most: int) -> _Seen:
     size = log.size()
     if size <= most:
-        data = await log.raw(0, size)
-        # If there are fewer bytes, the log was emptied to free disk space.
-        return _Seen(_text(data), b"", size, whole=len(data) == size)
-    head = await log.raw(0, min(size, most))
-    tail = await log.raw(max(0, size - most), size)
+        # If bytes are dropped, the log was emptied to free disk space.
+        data, dropped = await log.shown(0, size)
+        return _Seen(_text(data), b"", size, whole=not dropped)
+    head, _ = await log.shown(0, min(size, most))
+    tail, _ = await log.shown(max(0, size - most), size)
     return _Seen(_text(head[: whole_characters(head)]), _text(tail[continuation_bytes(tail) :]), size, whole=False)
 
 

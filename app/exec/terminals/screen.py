@@ -15,6 +15,7 @@ from shellback.exec.core.model import SHELL, Session, SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
+from shellback.exec.log.mask import Mask
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import harmless
 from shellback.exec.terminals.keys import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
@@ -93,7 +94,7 @@ class Screens:
             end = log.size()
             view.scanned = await _fed(view.modes, log, view.scanned, end)
             await self._draw(view, log, size, end)
-            return _shown(view)
+            return _shown(view, log.mask)
 
     async def at_rest(self, session: Session) -> Screen:
         """The screen after a moment without output, or after a second of output. Raises what `of` does."""
@@ -198,16 +199,30 @@ def drawn(emulator: Emulator, data: bytes) -> bool:
     return whole
 
 
-def _shown(view: _View) -> Screen:
+def _hidden(rows: list[str], cols: int, mask: Mask) -> tuple[str, ...]:
+    """The rows without secrets; a secret may go on in the next row, where its first one is full."""
+    shown = list(rows)
+    first = 0
+    for at in range(len(rows)):
+        if len(rows[at]) >= cols and at + 1 < len(rows):
+            continue
+        whole = "".join(rows[first : at + 1])
+        if mask.mode == "mask" and (text := mask.hide_text(whole)) != whole:
+            shown[first : at + 1] = [text, *[""] * (at - first)]
+        first = at + 1
+    return tuple(shown)
+
+
+def _shown(view: _View, mask: Mask) -> Screen:
     emulator = view.emulator
     assert emulator is not None
     cursor = (min(emulator.cursor.y, view.size.rows - 1) + 1, min(emulator.cursor.x, view.size.cols - 1) + 1)
     return Screen(
         rows=view.size.rows,
         cols=view.size.cols,
-        lines=tuple(map(harmless, emulator.lines_of_text())),
+        lines=tuple(map(harmless, _hidden(emulator.lines_of_text(), view.size.cols, mask))),
         cursor=cursor,
-        title=harmless(emulator.title),
+        title=harmless(mask.hide_text(emulator.title)),
         modes=view.modes.names,
         partial=view.partial,
         upto=view.drawn,

@@ -121,8 +121,8 @@ class ShellCalls:
     async def last(self, session: Session) -> str:
         """The last output of a shell, without marks."""
         log = self._engine.output(session)
-        data = without(await log.raw(max(0, log.size() - 4 * STREAM_CHARS), log.size()))
-        return decoded(data)[-STREAM_CHARS:]
+        data, _ = await log.shown(max(0, log.size() - 4 * STREAM_CHARS), log.size())
+        return decoded(without(data))[-STREAM_CHARS:]
 
     async def own(self, conversation_id: str, *, live: bool | None = True) -> Session | None:
         """The newest shell that `shell` started in a conversation; None if none is live."""

@@ -19,6 +19,7 @@ from shellback.exec.core.watch import Watch
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.waiting import Waiting, until_waiting, waiting
+from shellback.exec.log.mask import UNMASKED, Mask
 from shellback.exec.log.output import OutputLog, holes_in, nth_newline
 from shellback.exec.log.plain_text import decoded
 
@@ -41,7 +42,8 @@ class Line:
         self._follower = Follower(engine, session)
         self._gate = gate
         regex = compiled(watch.pattern or "")
-        self._scan = LineScan(regex, engine.output(session).paths, watch.offset)
+        log = engine.output(session)
+        self._scan = LineScan(regex, log.paths, watch.offset, log.mask)
         self._seen = watch.offset
         self._rest_s = 0.0
         self._unfinished = False
@@ -292,8 +294,8 @@ class LineScan:
     `offset` may be within a line; then a match must end after it.
     """
 
-    def __init__(self, regex: Any, paths: tuple[str, str], offset: int) -> None:
-        self._regex = regex
+    def __init__(self, regex: Any, paths: tuple[str, str], offset: int, mask: Mask = UNMASKED) -> None:
+        self._regex, self._mask = regex, mask
         self._path, self._holes = paths
         self._old = offset
         self._told = False
@@ -396,19 +398,22 @@ class LineScan:
             stop = plain.find(b"\n", match.end(), end)
             stop = end if stop < 0 else stop
             if plain is text:
-                self._note(plain[start:stop], at + start, at + stop)
+                self._note(plain, start, stop, (at + start, at + stop))
             else:
-                self._note(plain[start:stop], *_line_in(text, plain.count(b"\n", 0, start), at))
+                self._note(plain, start, stop, _line_in(text, plain.count(b"\n", 0, start), at))
             position = stop + 1
 
-    def _note(self, line: bytes, start: int, end: int) -> None:
+    def _note(self, plain: bytes, first: int, last: int, place: tuple[int, int]) -> None:
+        """Note a line: where it is in `plain`, and in the log."""
         found = self.found
         if not found.count:
-            found.start = start
+            found.start = place[0]
         found.count += 1
-        found.end = end
+        found.end = place[1]
         if len(found.lines) < LINES:
-            text = decoded(line)
+            around = max(0, first - self._mask.reach)
+            data = plain[around : last + self._mask.reach]
+            text = decoded(self._mask.hide(data, first - around, last - around).data)
             found.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")
 
 

@@ -394,14 +394,14 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         return CommandResult(exit_code=code, stdout=out, stderr=err)
 
     def _log(self, key: SessionId, *, err: bool) -> OutputLog:
-        return OutputLog(self.engine.links.sessions / key, key, err=err)
+        return OutputLog(self.engine.links.sessions / key, key, err=err, mask=self.engine.mask)
 
     def _printed(self, key: SessionId) -> int:
         return sum(self._log(key, err=err).size() for err in (False, True))
 
     async def _texts(self, key: SessionId, most: int = MOST_BYTES) -> tuple[str, str]:
-        texts = [(await self._log(key, err=err).raw(0, most)).decode("utf-8", "replace") for err in (False, True)]
-        return texts[0], texts[1]
+        out, err = [(await self._log(key, err=err).shown(0, most))[0] for err in (False, True)]
+        return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
     async def _too_much(self, key: SessionId) -> WorkspaceOutputLimitError:
         out, err = await self._texts(key, BEGINNING_BYTES)

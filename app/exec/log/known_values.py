@@ -1,0 +1,227 @@
+"""The values that are secret here: of assignments, addresses, key files and single words.
+
+Which are taken is one rule for all sources (`worth`), because a value that is also a common word would be masked
+wherever the word stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from shellback.exec.core.secrets import named
+from shellback.exec.wire.descriptors import closing
+
+Named = Iterator[tuple[str, str]]
+"""Names and values."""
+
+SHORTEST: Final = 8
+"""Characters of a value that is masked."""
+UNNAMED: Final = 16
+"""Characters of one whose name does not say that it is secret."""
+FILE_BYTES: Final = 64 * 1024
+FILES: Final = 300
+"""Files with secrets that are read at most."""
+ENTRIES: Final = 5_000
+"""Names that are looked at in one directory and below it, three levels deep, to find such files."""
+_DEPTH: Final = 3
+_SKIPPED: Final = frozenset({".venv", "venv", "node_modules", "__pycache__", "site-packages", "target", "objects"})
+
+COMMON: Final = frozenset({
+    "administrator", "anonymous", "changeme", "database", "default", "development", "disabled", "enabled",
+    "example", "localhost", "mysecret", "mypassword", "nopassword", "password", "passw0rd", "password1",
+    "password123", "placeholder", "postgres", "postgresql", "production", "required", "secret-key", "shellback",
+    "staging", "supersecret", "testing", "testpassword", "undefined", "username", "your-api-key", "your_api_key",
+    "your-password", "your_password", "your-token", "your_token",
+})  # fmt: skip
+_SECRET_NAME: Final = re.compile(
+    r"key|token|secret|pass(?!ive)|pwd|auth(?!or)|credential|private|cookie|signature|dsn|webhook", re.IGNORECASE
+)
+_NO_SECRET_NAME: Final = re.compile(
+    r"public|_file\Z|_path\Z|_dir\Z|_name\Z|_algorithm\Z|keymap|keyboard", re.IGNORECASE
+)
+_PATH: Final = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,30})+/?|[A-Za-z]:\\.*")
+_ASSIGNED: Final = re.compile(
+    r"^[ \t]*(?:export[ \t]+|set[ \t]+)?[\"']?(?P<name>[\w./:@-]{1,100}?)[\"']?[ \t]*(?:=|:[ \t])[ \t]*(?P<value>\S.*?)"
+    r"[ \t,;]*$",
+    re.MULTILINE,
+)
+_IN_JSON: Final = re.compile(r'"(?P<name>[^"\\\n]{1,100})"\s*:\s*(?P<value>"(?:[^"\\\n]|\\.){1,4096}")')
+_NETRC: Final = re.compile(r"\b(?P<name>password|account)\s+(?P<value>\S+)")
+_KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)", re.DOTALL)
+_ADDRESS: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]+")
+
+
+def worth(value: str, *, said: bool) -> bool:
+    """Whether a value is masked; `said`: its name says that it is secret.
+
+    No value is that has fewer than 8 characters or 4 different ones, or is a common word, a path, an address without a
+    secret part or a reference to a variable. If its name does not say so, a value has to look random: at least 16
+    characters, with letters and digits, and nothing else but `+/=_-.~`.
+    """
+    if len(value) < SHORTEST or len(set(value)) < 4 or "\n" in value or value.lower() in COMMON:
+        return False
+    if value[0] in "$%{<" or "://" in value:
+        return False
+    mixed = all(re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
+    if _PATH.fullmatch(value) is not None and not (mixed and len(value) >= 2 * UNNAMED and value.count("/") < 4):
+        return False
+    if said:
+        return True
+    return (
+        len(value) >= UNNAMED
+        and re.fullmatch(r"[\w+/=.~-]+", value, re.ASCII) is not None
+        and re.search(r"[A-Za-z]", value) is not None
+        and re.search(r"[0-9]", value) is not None
+        and len(re.findall(r"[./-]", value)) < len(value) // 6
+    )
+
+
+def said(name: str) -> bool:
+    """Whether a name says that its value is secret."""
+    return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.search(name) is None
+
+
+def of_variable(name: str, value: str, *, secret: bool | None = None) -> Named:
+    """What is secret in the value of a variable or setting; `secret`: whether its name says so, None: look at it."""
+    value = value.strip().strip("\"'")
+    known = said(name) if secret is None else secret
+    if "://" in value:
+        for address in _ADDRESS.finditer(value):
+            yield from of_address(name, address[0])
+    elif worth(value, said=known):
+        yield name, value
+
+
+def of_address(name: str, address: str) -> Named:
+    """The secrets in an address: its password, and what looks random in path, query and user name."""
+    try:
+        parts = urlsplit(address)
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        others = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query)), parts.fragment, user]
+    except ValueError:
+        return
+    if password not in {user, parts.hostname, parts.path.strip("/")} and worth(password, said=True):
+        yield name, password
+    for one in others:
+        if worth(one, said=False):
+            yield name, one
+
+
+def of_text(file: str, text: str) -> Named:
+    """The secrets in the text of a file with secrets; `file` is its name, for values without one."""
+    keys = _KEY.findall(text)
+    for body in keys:
+        for line in map(str.strip, body.replace("\\n", "\n").splitlines()):
+            if ":" not in line and worth(line, said=True):
+                yield file, line
+    one = text.strip()
+    if keys and not one.startswith("{"):
+        return
+    if re.fullmatch(r"[^\s=:]+=*", one) is not None:
+        yield from of_variable(file, one, secret=True)
+        return
+    for address in _ADDRESS.finditer(text):
+        yield from of_address(file, address[0])
+    yield from _assigned(file, text)
+    if file == ".pgpass":
+        for line in text.splitlines():
+            yield from of_variable(file, line.rpartition(":")[2], secret=True)
+
+
+def _assigned(file: str, text: str) -> Named:
+    # What is assigned in such a file is mostly there because it is secret; elsewhere a name has to say so.
+    mostly = re.match(r"\.env|credentials|secrets?\.|service", file, re.IGNORECASE) is not None
+    for found in (match for form in (_IN_JSON, _NETRC, _ASSIGNED) for match in form.finditer(text)):
+        name = found["name"].rpartition(":")[2]
+        if mostly or said(name):
+            yield from of_variable(name or file, _unquoted(found["value"].strip()), secret=said(name))
+
+
+def _unquoted(value: str) -> str:
+    if value.startswith('"'):
+        try:
+            found: Any = json.JSONDecoder().raw_decode(value)[0]
+            return found if isinstance(found, str) else value
+        except ValueError:
+            pass
+    return re.split(r"[ \t]+#", value)[0].strip("\"'")
+
+
+class SecretFiles:
+    """The values in files with secrets: listed ones, and in directories those that have the name of one.
+
+    A file is read again only when it has changed. It is read to compare what it says with output; nothing of it is
+    shown. Any thread may call it, one at a time.
+    """
+
+    def __init__(self, listed: Iterable[Path], directories: Callable[[], Iterable[Path]] = tuple) -> None:
+        self._listed = tuple(listed)
+        self._directories = directories
+        self._read: dict[str, tuple[tuple[int, int, int], list[tuple[str, str]]]] = {}
+
+    def __call__(self) -> Named:
+        """Names and values; a file that cannot be read, is no text or has more than 64 KiB has none."""
+        kept = self._read
+        self._read = {}
+        for path in self._paths():
+            if len(self._read) >= FILES:
+                return
+            if (found := _values(path, kept.get(path))) is not None:
+                self._read[path] = found
+                yield from found[1]
+
+    def _paths(self) -> Iterator[str]:
+        for directory in self._directories():
+            yield from _files(str(directory), named)
+        for path in self._listed:
+            if os.path.isdir(path):
+                yield from _files(str(path), lambda _: True)
+            else:
+                yield str(path)
+
+
+def _files(root: str, wanted: Callable[[str], bool]) -> Iterator[str]:
+    left, todo = ENTRIES, [(root, 0)]
+    while todo and left > 0:
+        directory, depth = todo.pop(0)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    left -= 1
+                    if left < 0:
+                        return
+                    if entry.is_dir(follow_symlinks=False):
+                        if depth < _DEPTH - 1 and entry.name not in _SKIPPED:
+                            todo.append((entry.path, depth + 1))
+                    elif wanted(entry.path):
+                        yield entry.path
+        except OSError:
+            continue
+
+
+def _values(
+    path: str, before: tuple[tuple[int, int, int], list[tuple[str, str]]] | None
+) -> tuple[tuple[int, int, int], list[tuple[str, str]]] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    with closing(fd):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES:
+            return None
+        of = status.st_mtime_ns, status.st_size, status.st_ino
+        if before is not None and before[0] == of:
+            return before
+        try:
+            text = os.pread(fd, FILE_BYTES, 0).decode()
+        except (OSError, UnicodeDecodeError):
+            return None
+    return of, [] if "\0" in text else list(dict.fromkeys(of_text(os.path.basename(path), text)))

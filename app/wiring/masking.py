@@ -1,0 +1,50 @@
+"""What is secret here: values of credentials, of settings, of the environment, and of files with secrets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shellback.environment import variables
+from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.log.known_values import SecretFiles, of_variable
+from shellback.exec.log.mask import Mask
+from shellback.orders import known_workspaces
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
+
+
+def mask_for(settings: Settings) -> Mask:
+    """What hides secrets as SECRETS says."""
+    # The state directory has no secret of a person, and databases are no text.
+    ours = settings.shellback_home.resolve()
+    listed = [path for path in settings.hidden if not path.is_relative_to(ours)]
+
+    def workspaces() -> Iterator[Path]:
+        yield settings.workspace_root
+        yield from (path for path in known_workspaces(settings.shellback_home) if path != settings.workspace_root)
+
+    files = SecretFiles(listed, workspaces)
+
+    def values() -> Iterator[tuple[str, str]]:
+        yield from _credentials(settings)
+        for name, value in settings.secret_values.items():
+            yield from of_variable(name, value)
+        for name, value in variables().items():
+            if name not in settings.secret_values:
+                yield from of_variable(name, value)
+        yield from files()
+
+    return Mask(settings.secrets, values)
+
+
+def _credentials(settings: Settings) -> Iterator[tuple[str, str]]:
+    from shellback.exec.policy.rules.file import listed_in
+    from shellback.exec.wire.credentials import known_values
+    from shellback.settings import secret_environment
+
+    with contextlib.suppress(PolicyUnusable):  # whoever needs the file is told
+        yield from known_values(listed_in(settings.policy, secret_environment()).credentials).items()

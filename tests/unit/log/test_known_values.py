@@ -1,0 +1,115 @@
+"""Which values of settings, variables and files are secret, by one rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import string
+from pathlib import Path
+
+import pytest
+
+from shellback.exec.log.known_values import FILE_BYTES, SecretFiles, of_text, of_variable, said, worth
+
+
+def word(count: int = 24) -> str:
+    """Random letters and digits, with each kind."""
+    return f"a1B{''.join(secrets.choice(string.ascii_letters + string.digits) for _ in range(count - 3))}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "short", "1234567", "password", "Password", "production", "postgres", "aaaaaaaa", "00000000", "********",
+        "/usr/local/bin/python", "~/.config/thing", "./relative/path", "C:\\Windows\\system32", "$DB_PASSWORD",
+        "${DB_PASSWORD}", "%(password)s", "{{ vault_key }}", "<your key>", "https://example.org/path",
+        "two\nlines here",
+    ],
+)  # fmt: skip
+def test_short_values_common_words_paths_and_references_are_never_masked(value: str) -> None:
+    assert not worth(value, said=True)
+
+
+def test_what_a_name_calls_a_secret_is_masked_from_eight_characters_on() -> None:
+    assert worth("hunter22", said=True)
+    assert worth("correct horse battery", said=True)
+    assert worth(f"/{word(39)}", said=True), "base64 may begin with a slash"
+
+
+@pytest.mark.parametrize(
+    "value", ["eu-central-1", "registry.example.org", "1.2.3-beta.4+build.17", "2026-11-26T10:00:00", "longwordonly"]
+)
+def test_without_such_a_name_a_value_has_to_look_random(value: str) -> None:
+    assert not worth(value, said=False)
+    assert worth(word(), said=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("API_KEY", True), ("db-password", True), ("_authToken", True), ("client_secret", True), ("AUTHOR", False),
+        ("PUBLIC_KEY", False), ("KEYBOARD", False), ("GOOGLE_CREDENTIALS_FILE", False), ("REGION", False),
+    ],
+)  # fmt: skip
+def test_a_name_says_whether_its_value_is_secret(name: str, expected: bool) -> None:
+    assert said(name) is expected
+
+
+def test_of_an_address_the_password_and_what_looks_random_are_secret() -> None:
+    password, token = word(), word()
+    found = dict(of_variable("DATABASE_URL", f"postgresql://app:{password}@db.example.org/app?sslmode=require"))
+    assert found == {"DATABASE_URL": password}
+    assert [value for _, value in of_variable("NOTIFY_WEBHOOK", f"https://hooks.example.org/T1/{token}")] == [token]
+    assert list(of_variable("DATABASE_URL", "postgresql://app:app-of-us@app-of-us/app")) == []
+    assert list(of_variable("DOCKER_HOST", "unix:///var/run/docker.sock")) == []
+
+
+def values(file: str, text: str) -> set[str]:
+    return {value for _, value in of_text(file, text)}
+
+
+def test_the_values_of_known_kinds_of_files_are_found() -> None:
+    one, two = word(), word(40)
+    assert values(".env", f"export API_KEY='{one}'\nDEBUG=true\nNODE_ENV=production\nID={two} # mine\n") == {one, two}
+    assert values(".npmrc", f"//registry.example.org/:_authToken={one}\nloglevel=warn\n") == {one}
+    assert values("credentials", f"[default]\naws_secret_access_key = {two}\nregion = eu-central-1\n") == {two}
+    assert values(".netrc", f"machine example.org login me password {one}\n") == {one}
+    assert values(".git-credentials", f"https://me:{one}@example.org\n") == {one}
+    assert values(".pgpass", f"db:5432:app:me:{one}\n") == {one}
+    assert values(
+        "config.json", json.dumps({"auths": {"r.example.org": {"auth": one}}, "HttpHeaders": {"A": two}})
+    ) == {one}
+    assert values("hosts.yml", f"example.org:\n    user: somebody\n    oauth_token: {one}\n") == {one}
+    assert values(".vault-token", f"{one}\n") == {one}
+    body = [word(64), word(64), word(12)]
+    key = "\n".join(["-----BEGIN OPENSSH PRIVATE KEY-----", *body, "-----END OPENSSH PRIVATE KEY-----", ""])
+    assert values("id_ed25519", key) == set(body)
+    assert values("sa.json", json.dumps({"private_key": key, "type": "service_account"})) >= set(body)
+    assert (
+        values("ca.pem", f"-----BEGIN CERTIFICATE-----\n{word(64)}\n{word(64)}\n-----END CERTIFICATE-----\n") == set()
+    )
+
+
+def test_files_are_found_below_a_directory_by_their_names_and_read_again_when_they_change(tmp_path: Path) -> None:
+    listed, workspace = tmp_path / "listed", tmp_path / "workspace"
+    (workspace / "app").mkdir(parents=True)
+    listed.mkdir()
+    first, second, third = word(), word(), word()
+    (listed / "anything").write_text(f"token: {first}\n")
+    (workspace / "app" / ".env").write_text(f"KEY={second}\n")
+    (workspace / "app" / "main.py").write_text(f"KEY = {third}\n")
+    files = SecretFiles([listed, tmp_path / "missing"], lambda: [workspace])
+    assert {value for _, value in files()} == {first, second}
+    (workspace / "app" / ".env").write_text(f"KEY={third}x\n")
+    assert {value for _, value in files()} == {first, f"{third}x"}
+
+
+def test_what_is_no_small_text_is_left_alone(tmp_path: Path) -> None:
+    value = word()
+    (tmp_path / "big.key").write_text(f"KEY={value}\n" + "x" * FILE_BYTES)
+    (tmp_path / "binary.key").write_bytes(b"KEY=" + value.encode() + b"\0\xff")
+    (tmp_path / "link.key").symlink_to(tmp_path / "target")
+    (tmp_path / "target").write_text(f"KEY={value}\n")
+    os.mkfifo(tmp_path / "pipe.key")
+    assert list(SecretFiles([], lambda: [tmp_path])()) == []

@@ -1,0 +1,221 @@
+"""Secrets in output: found in each form and at each border, with all counts of raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import secrets
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from shellback.exec.log.mask import Mask
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import decoded
+from shellback.exec.wire import layout
+
+pytestmark = pytest.mark.anyio
+
+LETTERS = string.ascii_letters + string.digits
+ALL = LETTERS + "+/=_-.~!#%&*,;:?@^|$ "
+
+
+def word(count: int = 24, alphabet: str = LETTERS) -> str:
+    """Random characters, the first and last no spaces."""
+    inner = "".join(secrets.choice(alphabet) for _ in range(count - 2))
+    return f"{secrets.choice(LETTERS)}{inner}{secrets.choice(LETTERS)}"
+
+
+def mask_of(*values: str, mode: str = "mask") -> Mask:
+    made = Mask(mode, lambda: [(f"V{number}", value) for number, value in enumerate(values)])  # type: ignore[arg-type]
+    made.refresh()
+    return made
+
+
+def log_of(tmp_path: Path, data: bytes, mask: Mask) -> OutputLog:
+    (tmp_path / layout.LOG).write_bytes(data)
+    return OutputLog(tmp_path, "s1", mask=mask)
+
+
+def written(value: str) -> Iterator[bytes]:
+    """A value as programs write it."""
+    raw = value.encode()
+    yield raw
+    yield quote(value, safe="").encode()
+    yield json.dumps(value).encode()
+    yield b"\x1b[01;31m" + raw[:5] + b"\x1b[m\x1b[K" + raw[5:]
+    yield raw[:4] + b"\x00\x0f" + raw[4:]
+
+
+@pytest.mark.parametrize("alphabet", [LETTERS, ALL])
+def test_a_known_value_is_hidden_as_it_is_quoted_and_coloured(alphabet: str) -> None:
+    value = word(24, alphabet)
+    mask = mask_of(value)
+    for form in written(value):
+        shown = mask.hide(b"before " + form + b" after\n")
+        assert shown.found == 1, form
+        assert decoded(shown.data).replace('"', "") == "before [secret V0] after\n", form
+
+
+@pytest.mark.parametrize("before", range(7))
+@pytest.mark.parametrize("url_safe", [False, True])
+def test_a_known_value_is_hidden_in_base64_whatever_stands_before_it(before: int, url_safe: bool) -> None:
+    value = word(21, ALL)
+    encode = base64.urlsafe_b64encode if url_safe else base64.b64encode
+    shown = mask_of(value).hide(encode(b"x" * before + value.encode() + b"yz"))
+    assert shown.found == 1
+    assert len(shown.data) < (before + 2) * 4 // 3 + 8 + len("[secret V0]"), "but for the characters that mix"
+
+
+@pytest.mark.parametrize("before", range(40, 80))
+def test_a_known_value_is_hidden_where_base64_is_broken_into_lines(before: int) -> None:
+    value = word(40)
+    text = base64.encodebytes(b"x" * before + value.encode() + b"y" * 90)
+    shown = mask_of(value).hide(text)
+    assert shown.found == 1
+    hidden = len(text) - len(shown.data) + len("[secret V0]")
+    assert hidden >= 40 * 4 // 3 - 2, "but for the characters that mix"
+
+
+def shapes() -> dict[str, str]:
+    """A token of each shape, made now."""
+    upper = string.ascii_uppercase + "234567"
+    return {
+        "aws-key-id": f"AKIA{''.join(secrets.choice(upper) for _ in range(16))}",
+        "github-token": f"ghp_{word(36)}",
+        "gitlab-token": f"glpat-{word(20)}",
+        "slack-token": f"xoxb-{word(12, string.digits)}-{word(24)}",
+        "stripe-key": f"sk_live_{word(24)}",
+        "google-key": f"AIza{word(35)}",
+        "model-key": f"sk-ant-api03-{word(90, LETTERS + '-_')}",
+        "npm-token": f"npm_{word(36)}",
+        "pypi-token": f"pypi-AgEIcHlwaS5vcmc{word(80)}",
+        "sendgrid-key": f"SG.{word(22)}.{word(43)}",
+        "jwt": f"eyJ{word(20)}.eyJ{word(40)}.{word(43)}",
+        "private-key": "\n".join(
+            ["-----BEGIN RSA PRIVATE KEY-----", *(word(64) for _ in range(49)), "-----END RSA PRIVATE KEY-----"]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(shapes()))
+def test_a_token_is_hidden_by_its_shape(name: str) -> None:
+    token = shapes()[name]
+    assert Mask("mask").hide(f"key={token}, more\n".encode()).data == f"key=[secret {name}], more\n".encode()
+
+
+def test_each_shape_has_a_token_here() -> None:
+    from shellback.exec.log.shapes import SHAPES
+
+    assert shapes().keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize("name", ["value", *shapes()])
+async def test_pages_of_any_size_show_no_secret_and_have_raw_offsets(tmp_path: Path, name: str) -> None:
+    secret = word(40) if name == "value" else shapes()[name]
+    data = b"".join(b"%s %s\n" % (b"a" * number, secret.encode()) for number in range(3))
+    log = log_of(tmp_path, data, mask_of(*([secret] if name == "value" else [])))
+    for size in (7, 33, 100, 1000):
+        offset, texts = 0, list[str]()
+        while offset < len(data):
+            page = await log.bytes(offset, size)
+            assert page.start == offset
+            assert page.bytes_shown == page.end - page.start
+            offset = page.end
+            texts.append(page.text)
+        assert offset == len(data)
+        shown = "".join(texts)
+        assert secret not in shown
+        for text in (one for one in texts if "[secret" not in one):
+            assert text.strip("a \n") == "", f"pages of {size}"
+    assert await log.raw(0, len(data)) == data
+
+
+async def test_a_log_that_grows_shows_no_secret_whenever_it_is_read(tmp_path: Path) -> None:
+    tokens = {"value": word(40), **shapes()}
+    mask = mask_of(tokens["value"])
+    for name, token in tokens.items():
+        seen: list[str] = []
+        data = f"it is {token} so\n".encode()
+        cuts = sorted(random.sample(range(1, len(data)), 12))
+        at = 0
+        for cut in [*cuts, len(data)]:
+            log = log_of(tmp_path, data[:cut], mask)
+            seen.append((await log.bytes(at, 100_000)).text)
+            at = cut
+        joined = "".join(seen)
+        assert token not in joined, name
+        kept = joined.replace("it is", "").replace("so", "")
+        parts = [one for part in kept.split("[secret") for one in part.rpartition("]")[2].split()]
+        # A token that begins to be printed cannot be told from other text in its first characters.
+        assert all(len(one) < 16 for one in parts), (name, parts)
+
+
+async def test_what_a_hole_cuts_is_hidden(tmp_path: Path) -> None:
+    value = word(40)
+    data = b"a\n" + value.encode() + b"\n" + b"x" * 100 + b"\n" + value.encode() + b"\nz\n"
+    log = log_of(tmp_path, data, mask_of(value))
+    second = data.rindex(value.encode())
+    (tmp_path / layout.HOLES).write_text(json.dumps([{"start": 20, "end": second + 20, "newlines": 2}]))
+    shown = await log.ends()
+    assert "[secret V0]" in shown.text
+    assert value[:8] not in shown.text
+    assert value[-8:] not in shown.text
+    assert shown.secrets == 2
+
+
+async def test_with_warn_the_text_is_left_and_the_count_told(tmp_path: Path) -> None:
+    value = word()
+    log = log_of(tmp_path, f"{value} {value}\n".encode(), mask_of(value, mode="warn"))
+    assert (await log.ends()).text == f"{value} {value}\n"
+    assert (await log.ends()).secrets == 2
+
+
+async def test_with_off_nothing_is_looked_for(tmp_path: Path) -> None:
+    value = word()
+    log = log_of(tmp_path, f"{value}\n".encode(), mask_of(value, mode="off"))
+    shown = await log.ends()
+    assert (shown.text, shown.secrets) == (f"{value}\n", 0)
+
+
+def test_what_is_found_is_counted() -> None:
+    value, counts = word(), list[int]()
+    mask = mask_of(value)
+    mask.noted = counts.append
+    mask.hide(f"{value} {value}".encode())
+    mask.hide(b"nothing")
+    assert counts == [2]
+
+
+def test_values_that_have_changed_are_known_after_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [("A", word())]
+    mask = Mask("mask", lambda: values)
+    mask.refresh()
+    values.append(("B", word()))
+    mask.refresh()
+    assert mask.hide(values[1][1].encode()).found == 0, "too soon"
+    monkeypatch.setattr("shellback.exec.log.mask.FRESH_S", 0.0)
+    mask.refresh()
+    assert mask.hide(values[1][1].encode()).data == b"[secret B]"
+
+
+def test_many_values_and_hostile_output_take_linear_time() -> None:
+    mask = mask_of(*(word() for _ in range(500)))
+    assert mask.known == 500
+    for hostile in (
+        b"eyJ" * 300_000,
+        b"\x1b[" * 300_000,
+        b"-----BEGIN RSA PRIVATE KEY-----\n" * 20_000,
+        b"sk-" * 300_000,
+    ):
+        assert len(mask.hide(hostile).data) <= len(hostile)
+
+
+def test_reading_of_a_log_without_mask_has_no_cost_around_a_page(tmp_path: Path) -> None:
+    assert asyncio.run(log_of(tmp_path, b"ab\n", Mask()).bytes(1, 1)).text == "b"
+    assert Mask().reach == 0
