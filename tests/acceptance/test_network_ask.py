@@ -109,6 +109,7 @@ def test_connections_wait_for_one_request_and_a_yes_lets_them_go_on(world: World
     request = world.asked()
     shown = told(place, "approvals", "show", request.id).stdout
     assert f"connect: 127.0.0.1:{world.port}" in shown
+    assert f"asking: {GET} {world.url} & {GET}" in shown
     assert f"127.0.0.1:{world.port}" in told(place, "approvals", "list").stdout
     told(place, "approvals", "approve", request.id)
     assert place.answer(item).count("hello from the host") == 2

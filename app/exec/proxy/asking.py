@@ -33,11 +33,12 @@ _LINE_BYTES: Final = 1 << 14
 
 @dataclass(eq=False, slots=True)
 class _Question:
-    """What a conversation asks; `clients` tell whether those who wait are still there."""
+    """What a conversation asks; `clients` tell whether those who wait are still there, `session` is of the first."""
 
     scope: str
     host: str
     port: int
+    session: str
     began: float = field(default_factory=time.monotonic)
     clients: list[Callable[[], bool]] = field(default_factory=list[Callable[[], bool]])
     request: str = ""
@@ -45,8 +46,8 @@ class _Question:
 
     def line(self) -> bytes:
         waited_s = time.monotonic() - self.began
-        facts = {"scope": self.scope, "host": self.host, "port": self.port, "waited_s": waited_s}
-        return json.dumps(facts).encode() + b"\n"
+        facts = {"scope": self.scope, "host": self.host, "port": self.port, "session": self.session}
+        return json.dumps({**facts, "waited_s": waited_s}).encode() + b"\n"
 
 
 class Asking:
@@ -75,13 +76,15 @@ class Asking:
             self._name.unlink(missing_ok=True)
             self._bell.close()
 
-    async def allow(self, scope: str, wait_s: float, there: Callable[[], bool], host: str, port: int) -> Entry:
+    async def allow(
+        self, scope: str, wait_s: float, there: Callable[[], bool], session: str, host: str, port: int
+    ) -> Entry:
         """Wait until a person, or a rule, has decided about a connection of `scope`; `there`: its client still waits.
 
         Connections to the same host and port share one question. Raises Refused, also after `wait_s` seconds.
         """
         key = scope, host, port
-        question, task = self._open.get(key) or self._asked(key)
+        question, task = self._open.get(key) or self._asked(key, session)
         question.clients.append(there)
         try:
             async with asyncio.timeout(wait_s):
@@ -98,13 +101,13 @@ class Asking:
                 task.cancel()
                 self._over(task)
 
-    def _asked(self, key: tuple[str, str, int]) -> tuple[_Question, asyncio.Task[Entry]]:
+    def _asked(self, key: tuple[str, str, int], session: str) -> tuple[_Question, asyncio.Task[Entry]]:
         if sum(scope == key[0] for scope, _, _ in self._open) >= QUESTIONS:
             raise Refused(
                 f"{place(*key[1:])} is not on the list, and connections to {QUESTIONS} other hosts wait for a person"
                 " already: repeat this later"
             )
-        question = _Question(*key)
+        question = _Question(*key, session)
         task = asyncio.get_running_loop().create_task(self._decided(question))
         self._open[key] = question, task
         task.add_done_callback(self._over)

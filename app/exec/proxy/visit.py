@@ -12,12 +12,13 @@ import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import h11
 
 from shellback.exec.proxy import hello
-from shellback.exec.proxy.reach import Allow, Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.reach import Goal, Reached, Refused, Resolve, goal, reach
 from shellback.exec.proxy.requests import (
     HEAD_BYTES,
     HEAD_S,
@@ -31,7 +32,7 @@ from shellback.exec.proxy.requests import (
 from shellback.exec.proxy.sides import Side
 from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.fields import SESSION_ID
-from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
+from shellback.exec.wire.hosts import Entry, Hosts, canonical, is_address, number, split
 
 LEFT_S: Final = 60.0
 """How long a server may say nothing once the client has ended."""
@@ -70,7 +71,10 @@ Inject = Callable[[Credential, Goal, tuple[Side, Side], bytes, Facts], Awaitable
 
 
 class Visit:
-    """Serves one connection; `begun` is called once an allowed host is reached, `allow` decides about others."""
+    """Serves one connection; `begun` is called once an allowed host is reached.
+
+    `allow` decides about other hosts, for the session that the program names.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,7 @@ class Visit:
         resolve: Resolve,
         client: Side,
         begun: Callable[[Facts], None],
-        allow: Allow | None = None,
+        allow: Callable[[str, str, int], Awaitable[Entry]] | None = None,
         inject: Inject | None = None,
     ) -> None:
         self.facts = Facts()
@@ -260,7 +264,7 @@ class Visit:
         self.facts.host = host[:255]
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
-        to = await goal(self._hosts, host, port, self._allow)
+        to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
         self.facts.host, self.facts.rule = to.host, to.by.text
         self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address

@@ -21,7 +21,7 @@ from shellback.exec.policy.rules.matching import Hit, Rules
 from shellback.exec.wire.hosts import place
 from shellback.storage import rules as saved
 from shellback.storage.rows import change, count
-from shellback.storage.tables import approvals
+from shellback.storage.tables import approvals, sessions
 from shellback.work.approvals import audit
 from shellback.work.approvals.approvals import Request, get
 from shellback.work.approvals.asking import Proposed, ask
@@ -31,18 +31,24 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.mailbox import NO_TURN
 
+ASKING_CHARS: Final = 2_000
+"""Of the command that asks, as its request shows it."""
 USED: Final = "a connection"
 """What a yes was used by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A connection that waits since `waited_s` seconds; `scope` is its conversation."""
+    """A connection that waits since `waited_s` seconds; `scope` is its conversation.
+
+    `session` is what the program says of itself, "" if nothing.
+    """
 
     scope: str
     host: str
     port: int
     waited_s: float
+    session: str = ""
 
     @property
     def place(self) -> str:
@@ -167,10 +173,17 @@ def _asked(conn: sa.Connection, question: Question, terms: Terms) -> Answer:
         tool_call_id=key,
         tool_name=CONNECT,
         args={"host": question.host, "port": question.port},
-        display={CONNECT: question.place},
+        display={CONNECT: question.place, **_asker(conn, question)},
         digest=question.digest,
     )
     ask(conn, question.scope, NO_TURN, 0, [call], ttl_s=terms.ttl_s, outbox=terms.outbox, limit=terms.limit)
     asked = _last(conn, question)
     assert asked is not None
     return Answer(waits=asked.id)
+
+
+def _asker(conn: sa.Connection, question: Question) -> dict[str, str]:
+    """The command that asks, if it says so and is one of the conversation. A person decides about the host alone."""
+    one = sessions.c.id == question.session, sessions.c.conversation_id == question.scope
+    command = conn.execute(sa.select(sessions.c.command).where(*one)).scalar()
+    return {} if command is None else {"session": question.session, "asking": command[:ASKING_CHARS]}

@@ -72,7 +72,7 @@ class Scene:
 
     def connect(self, host: str = "x.example", wait_s: float = 20.0, **more: Any) -> asyncio.Task[Entry]:
         there = more.get("there", lambda: True)
-        return asyncio.ensure_future(self.proxy.allow(more.get("scope", "a"), wait_s, there, host, 443))
+        return asyncio.ensure_future(self.proxy.allow(more.get("scope", "a"), wait_s, there, "s1", host, 443))
 
     async def asked(self, count: int = 1) -> list[Request]:
         async def enough() -> bool:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.storage import rules as saved
+from shellback.storage import sessions as storage
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals as rows
 from shellback.storage.tables import conversations
@@ -23,6 +24,7 @@ from shellback.work.notices.notices import SILENT
 from shellback.work.queue import mailbox
 from tests.databases import at_once
 from tests.items import PROPOSED, NotedEnqueuer
+from tests.sessions import a_session
 
 TTL_S = 3600.0
 
@@ -35,8 +37,10 @@ class Gate:
     queue: NotedEnqueuer = field(default_factory=NotedEnqueuer)
     written: tuple[Rule, ...] = ()
 
-    def ask(self, host: str = "x.example", scope: str = "a", waited_s: float = 0.0, port: int = 443) -> Answer:
-        question = Question(scope=scope, host=host, port=port, waited_s=waited_s)
+    def ask(
+        self, host: str = "x.example", scope: str = "a", waited_s: float = 0.0, port: int = 443, session: str = ""
+    ) -> Answer:
+        question = Question(scope=scope, host=host, port=port, waited_s=waited_s, session=session)
         terms = Terms(rules=Rules(self.written), ttl_s=TTL_S, limit=3, outbox=SILENT)
         return self.db.write_now(connecting.judged, question, terms)
 
@@ -71,6 +75,19 @@ def test_equal_questions_share_one_request_also_at_the_same_moment(gate: Gate) -
     assert request.display == {"connect": "x.example:443"}
     assert len({gate.ask(port=22).waits, gate.ask(scope="b").waits, request.id}) == 3
     assert gate.events() == ["asked"] * 3
+
+
+def test_a_request_shows_the_command_that_says_it_asks_if_it_is_one_of_the_conversation(gate: Gate) -> None:
+    session = a_session(1, conversation_id="a", command="curl x.example")
+    gate.db.write_now(lambda conn: storage.claim(conn, session))
+    gate.ask(session="s1")
+    gate.ask(session="s1", scope="b")
+    gate.ask(session="s2", host="y.example")
+    assert [one.display for one in gate.db.read_now(approvals.find)] == [
+        {"connect": "x.example:443", "session": "s1", "asking": "curl x.example"},
+        {"connect": "x.example:443"},
+        {"connect": "y.example:443"},
+    ]
 
 
 def test_a_yes_is_for_all_that_waited_or_else_for_the_next_one(gate: Gate) -> None:
