@@ -263,7 +263,9 @@ class _Exchanges:
         async def pass_on(event: h11.Event) -> None:
             data = upstream.send(event) or b""
             self._facts.up += len(data)
-            await server.write(data)
+            # A server may answer before it has everything, and hear no more; what it has answered is still there.
+            with contextlib.suppress(OSError):
+                await server.write(data)
 
         await pass_on(request)
         if self._parser.they_are_waiting_for_100_continue:

@@ -9,7 +9,7 @@ import gzip
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ class Host:
     answers: list[list[bytes]] = field(default_factory=list[list[bytes]])
     heard: list[bytes] = field(default_factory=list[bytes])
     connections: int = 0
+    serves: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
     visits: list[Facts] = field(default_factory=list[Facts])
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -102,6 +103,8 @@ async def host(tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPat
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         found.connections += 1
+        if found.serves is not None:
+            await found.serves(reader, writer)
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while found.answers:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -291,6 +294,41 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told(host: Host) -> No
         assert (await asyncio.wait_for(reader.read(-1), 20)).endswith(b"fine")
     assert host.heard[0].endswith(b"\r\n\r\nabc")
     assert b"expect" not in host.heard[0].lower()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_an_answer_before_the_end_of_a_request_arrives_also_if_the_server_reads_no_more(
+    host: Host, stays: bool
+) -> None:
+    full, done = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await full.wait()
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nearly")
+        if stays:
+            await done.wait()
+
+    async def upload(writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(b"x" * (1 << 16))
+                try:
+                    await asyncio.wait_for(writer.drain(), 0.5)
+                except TimeoutError:
+                    full.set()  # nobody reads
+
+    host.serves = serve
+    async with host.tls() as (reader, writer):
+        writer.write(get("Content-Length: 99999999999", method="PUT /"))
+        sending = asyncio.ensure_future(upload(writer))
+        try:
+            assert (await asyncio.wait_for(reader.readuntil(b"early"), 20)).startswith(b"HTTP/1.1 413 ")
+        finally:
+            done.set()
+            sending.cancel()
+            await asyncio.wait([sending])
+            writer.transport.abort()
 
 
 async def test_an_answer_without_a_length_is_carried_to_its_end(host: Host) -> None:
