@@ -241,7 +241,7 @@ class BubblewrapBackend(ChosenBackend):
         uid, gid = self.runner.dropped
         sandbox = self.sandbox(spec.profile, scope, covers)
         proxied: dict[str, str] = {}
-        if sandbox.hosts and spec.env_mode == "extend":
+        if sandbox.proxied and spec.env_mode == "extend":
             proxied = {**PROXIED, **await asyncio.to_thread(self._credentials, sandbox.key)}
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
