@@ -381,6 +381,19 @@ async def test_a_server_that_does_not_verify_gets_nothing_and_the_client_the_rea
     assert host.heard == []
 
 
+async def test_what_the_machine_trusts_anew_is_trusted_without_a_new_proxy(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = authority.trusted().read_bytes()
+    changing = tmp_path / "changing.pem"
+    monkeypatch.setattr(authority, "SYSTEM", (str(changing),))
+    changing.write_bytes((host.trusts.parent / authority.CERTIFICATE).read_bytes())
+    host.answer(b"fine")
+    assert b"is not accepted" in await host.ask(get())
+    changing.write_bytes(changing.read_bytes() + world)
+    assert (await host.ask(get())).endswith(b"fine")
+
+
 async def test_a_client_that_does_not_trust_us_is_told_about_in_the_records(host: Host) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
         async with host.tls(trusts=Path(authority.SYSTEM[0])):
