@@ -208,7 +208,7 @@ class _Exchanges:
 
     async def refuse(self, refusal: Refused) -> None:
         """Answer the first request with the reason."""
-        if await self._asked() is not None:
+        if await self._next() is not None:
             await self._say(refusal)
 
     async def carry(self, server: Tls, put: _Put) -> None:
@@ -218,7 +218,7 @@ class _Exchanges:
         mask = Mask(put.value, put.placeholder)
         states = {h11.DONE}
         try:
-            while states == {h11.DONE} and (asked := await self._asked(answers)) is not None:
+            while states == {h11.DONE} and (asked := await self._next(answers)) is not None:
                 refusal = None
                 try:
                     request = self._request(asked, put)
@@ -240,6 +240,15 @@ class _Exchanges:
             await self._client.end()
         finally:
             await answers.stop()
+
+    async def _next(self, answers: _Ahead | None = None) -> h11.Request | None:
+        """The next request, as `_asked` has it; one that is none is answered, and raises Refused."""
+        try:
+            return await self._asked(answers)
+        except h11.ProtocolError as error:
+            refusal = Refused(f"no HTTP request: {error}")
+            await self._say(refusal)
+            raise refusal from None
 
     async def _asked(self, answers: _Ahead | None = None) -> h11.Request | None:
         """The next request; None if the client ends or says nothing for long, or the server ends first."""
@@ -331,7 +340,7 @@ class _Exchanges:
         await self._client.write(data)
 
     async def _say(self, refusal: Refused) -> None:
-        if self._parser.our_state is not h11.SEND_RESPONSE:
+        if self._parser.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         reason, body = explained(refusal)
         headers = [
