@@ -12,6 +12,7 @@ import binascii
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -111,7 +112,7 @@ class Injector:
             except Refused as refusal:
                 await exchanges.refuse(refusal)
                 raise
-            await exchanges.carry(server, _Put(credential, value, credential.stand_in(key, value)))
+            await exchanges.carry(server, _Put(credential, value, key))
         except ssl.SSLError as error:
             raise Refused(
                 f"TLS with the client failed ({error.reason}): if it trusts certain certificates only, take {to.host}"
@@ -137,10 +138,11 @@ async def _greeted(server: Tls, to: Goal) -> None:
 class _Put:
     """What is put into a request, and in place of what."""
 
-    def __init__(self, credential: Credential, value: str, placeholder: str) -> None:
-        self.value, self.placeholder = value, placeholder
+    def __init__(self, credential: Credential, value: str, key: str) -> None:
+        self.value, self.placeholder = value, credential.stand_in(key, value)
+        self._stood_in = partial(credential.stood_in, key)
         self._name = credential.header.encode()
-        self._value, self._placeholder = value.encode(), placeholder.encode()
+        self._value, self._placeholder = value.encode(), self.placeholder.encode()
         self._new = self._value
         if credential.kind == BEARER:
             self._new = b"Bearer " + self._value
@@ -161,8 +163,15 @@ class _Put:
         if text[: len(_BASIC)].lower() == _BASIC:
             with contextlib.suppress(binascii.Error):
                 pair = base64.b64decode(text[len(_BASIC) :].strip(), validate=True)
-                return b"Basic " + base64.b64encode(pair.replace(self._placeholder, self._value))
-        return text.replace(self._placeholder, self._value)
+                return b"Basic " + base64.b64encode(self._replaced(pair, b":"))
+        return self._replaced(text, b" ")
+
+    def _replaced(self, text: bytes, between: bytes) -> bytes:
+        """With the value in place of the placeholder, or of a word that is one of a former value."""
+        if self._placeholder in text:
+            return text.replace(self._placeholder, self._value)
+        words = text.split(between, 2)
+        return between.join(self._value if self._stood_in(word.decode("latin-1")) else word for word in words)
 
 
 class _Ahead:

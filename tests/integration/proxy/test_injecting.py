@@ -428,6 +428,22 @@ async def test_a_value_in_a_file_is_read_for_each_connection(host: Host, tmp_pat
     assert b"make it a file that the worker may read" in await host.ask(get())
 
 
+async def test_the_placeholder_of_a_former_value_of_another_shape_still_stands_for_the_value(host: Host) -> None:
+    """A token that is renewed may have other signs, and a command that runs has the placeholder that it began with."""
+    former = host.credential.stand_in(KEY, "eyJhbGciOi.JSUz-I1NiIsInR5cCI6.abc")
+    pair, real = (base64.b64encode(f"me:{one}".encode()).decode() for one in (former, VALUE))
+    strange = host.credential.stand_in("another", "eyJhbGciOi.JSUz-I1NiIsInR5cCI6.abc")
+    for given, wanted in (
+        (f"Bearer {former}", f"Bearer {VALUE}"),
+        (former, VALUE),
+        (f"Basic {pair}", f"Basic {real}"),
+        (f"Bearer {strange}", f"Bearer {strange}"),
+    ):
+        host.answer(b"fine")
+        await host.ask(get(f"Authorization: {given}"))
+        assert f"\r\nauthorization: {wanted}\r\n".encode() in host.heard[-1]
+
+
 async def test_a_server_that_ends_an_idle_connection_ends_it_for_the_client(host: Host) -> None:
     host.answer(b"once")
     async with host.tls() as (reader, writer):
