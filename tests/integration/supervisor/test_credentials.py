@@ -260,6 +260,20 @@ async def test_a_killed_proxy_and_a_killed_supervisor_have_the_value_again(net: 
     await until(lambda: len(net.box.proxies()) == 1)
 
 
+async def test_another_worker_with_another_file_takes_no_value_away(net: Net) -> None:
+    await net.sh("before", f"curl -sS {net.url}/echo")
+    place = net.box.home / layout.AUTHORITY
+    net.box.options["lends"] = {"new": sealed(place, OTHER)}
+    other = net.box.another()
+    await other.connect()
+    (proxy,) = net.box.proxies()
+    kill(proxy)
+    said = await net.sh("after", f"curl -sS {net.url}/echo")
+    await other.close()
+    assert "no worker has lent" not in said
+    assert net.heard().count(VALUE) == 2
+
+
 async def test_a_value_that_nobody_lends_any_more_is_missed_with_a_reason(net: Net) -> None:
     env = (await net.box.plan()).env
     await net.box.client.close()
