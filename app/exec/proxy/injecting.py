@@ -313,7 +313,9 @@ class _Exchanges:
                 while (event := upstream.next_event()) is h11.NEED_DATA:
                     upstream.receive_data(await answers.take())
             except (h11.RemoteProtocolError, ssl.SSLError) as error:
-                raise Refused(f"{self._to.host} does not answer with HTTP: {error}", unreachable=True) from None
+                # What follows a colon is what the server said, with the value perhaps.
+                why = str(error).partition(":")[0]
+                raise Refused(f"{self._to.host} does not answer with HTTP: {why}", unreachable=True) from None
             if isinstance(event, h11.Response):
                 await self._give(self._response(event, asked, put, mask))
             elif isinstance(event, h11.Data):
@@ -329,7 +331,7 @@ class _Exchanges:
         coded = [value for key, value in event.headers if key == b"content-encoding" and value.lower() != b"identity"]
         if coded and asked.method != b"HEAD" and event.status_code not in {204, 304}:
             raise Refused(
-                f"{self._to.host} answers in the encoding {coded[0][:20].decode('latin-1')}, which it was not asked for"
+                f"{self._to.host} answers in the encoding {mask.whole(coded[0])[:20].decode('latin-1')}, which it was not asked for"
                 f" and in which the value of {self._name} cannot be found",
                 unreachable=True,
             )

@@ -270,6 +270,21 @@ async def test_the_value_in_the_name_of_a_header_is_refused(host: Host) -> None:
     assert answer.startswith(b"HTTP/1.1 502 ")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [f"2x0 {VALUE}\r\n\r\n", f"200 OK\r\nX y: {VALUE}\r\n\r\n",
+     f"200 OK\r\nContent-Encoding: {VALUE}\r\nContent-Length: 0\r\n\r\n",
+     f"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{VALUE}\r\n"],
+)  # fmt: skip
+async def test_an_answer_that_is_refused_is_quoted_without_the_value(host: Host, said: str) -> None:
+    """What is refused is said to the command, and is in the records."""
+    host.answers.append([f"HTTP/1.1 {said}".encode()])
+    answer = (await host.ask(get())).decode()
+    assert host.visits[0].refused
+    for part in (VALUE[at : at + 8] for at in range(4, len(VALUE) - 8)):
+        assert part not in answer + host.visits[0].refused
+
+
 async def test_a_connection_carries_several_requests_to_the_one_host(host: Host) -> None:
     for number in range(3):
         host.answer(b"n%d" % number)
