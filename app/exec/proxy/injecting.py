@@ -49,7 +49,7 @@ _BASIC: Final = b"basic "
 
 
 class Lent:
-    """The values that the worker lends, by name; in memory only."""
+    """The values that workers lend, each by what it is lent as; in memory only."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -70,14 +70,14 @@ class Lent:
                 raise Refused(f"credential {credential.name}: {error}", unreachable=True) from None
         try:
             async with asyncio.timeout(LEND_S):
-                while credential.name not in self._values:
+                while credential.lent_as not in self._values:
                     await self._came.wait()
         except TimeoutError:
             raise Refused(
                 f"credential {credential.name}: no worker has lent its value since the supervisor began: start one",
                 unreachable=True,
             ) from None
-        return self._values[credential.name]
+        return self._values[credential.lent_as]
 
 
 class Injector:

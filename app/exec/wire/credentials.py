@@ -64,6 +64,11 @@ class Credential:
         how = f"{self.kind} {self.user}".strip() if self.kind != HEADER else self.header
         return f"{self.name} ({how}) for {', '.join(self.hosts)}" + (f" in {self.variable}" if self.variable else "")
 
+    @property
+    def lent_as(self) -> str:
+        """Under this its value is lent: one of the same name in another file, for other hosts, never gets it."""
+        return f"{self.name} {hashlib.sha256(json.dumps(sorted(self.hosts)).encode()).hexdigest()[:32]}"
+
     def current(self) -> str:
         """The value as it is now. Blocks to read its file; raises Unusable."""
         return usable(_read(self.file) if self.file else self.value)

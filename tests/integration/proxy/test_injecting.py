@@ -98,7 +98,7 @@ async def host(tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPat
     bundle = ensure(tmp_path / "ours")
     world = Authority(tmp_path / "world")
     found = Host(authority=Authority(tmp_path / "ours"), trusts=bundle)
-    found.lent.take("hub", VALUE)
+    found.lent.take(found.credential.lent_as, VALUE)
     tasks: list[asyncio.Future[None]] = []
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_encoded_all_the_same_is_refused(host: Host) -> 
 
 async def test_the_value_in_the_name_of_a_header_is_refused(host: Host) -> None:
     name = VALUE.replace("/", "").replace("+", "")
-    host.lent.take("hub", name)
+    host.lent.take(host.credential.lent_as, name)
     host.answer(b"", f"X-{name}: 1")
     answer = await host.ask(get())
     assert name.encode() not in answer
@@ -424,11 +424,14 @@ async def test_a_value_that_is_lent_late_is_waited_for_and_one_that_is_not_is_mi
     host.answer(b"fine")
     async with host.tls() as (reader, writer):
         writer.write(get())
-        host.lent.take("hub", VALUE)
+        host.lent.take(host.credential.lent_as, VALUE)
         assert (await asyncio.wait_for(reader.read(-1), 20)).endswith(b"fine")
     monkeypatch.setattr(injecting, "LEND_S", 0.1)
     host.lent = Lent()
+    # Of a worker whose file has this name for another host: what began with the former file never gets it.
+    host.lent.take(replace(host.credential, hosts=("other.example",)).lent_as, VALUE)
     assert b"no worker has lent its value" in await host.ask(get())
+    assert len(host.heard) == 1
 
 
 async def test_a_value_in_a_file_is_read_for_each_connection(host: Host, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ async def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator
         hosts = [f"{name}.example:{port}" for name in ("api", "second", "other")]
         (tmp_path / "home").mkdir(mode=0o700)
         trust = ensure(tmp_path / "home" / layout.AUTHORITY)
-        async with boxes(tmp_path, lends={one.name: sealed(trust.parent, one.value) for one in credentials}) as box:
+        async with boxes(tmp_path, lends={one.lent_as: sealed(trust.parent, one.value) for one in credentials}) as box:
             network = Hosts(hosts, ["127.0.0.0/8"], credentials)
             box.backend = BubblewrapBackend(box.workspace, network=network, trust=trust)
             yield Net(box, port)
