@@ -233,7 +233,7 @@ class _Exchanges:
                     request = self._request(asked, put)
                     async with asyncio.TaskGroup() as group:
                         sending = group.create_task(self._send(request, upstream, server))
-                        await self._receive(asked, upstream, answers, put, mask)
+                        await self._receive(asked, upstream, answers, mask)
                         sending.cancel()
                 except* (Refused, h11.ProtocolError) as wrong:
                     refusal = _first(wrong)
@@ -305,9 +305,7 @@ class _Exchanges:
             self._parser.receive_data(await self._said.take())
         return event
 
-    async def _receive(
-        self, asked: h11.Request, upstream: h11.Connection, answers: _Ahead, put: _Put, mask: Mask
-    ) -> None:
+    async def _receive(self, asked: h11.Request, upstream: h11.Connection, answers: _Ahead, mask: Mask) -> None:
         while True:
             try:
                 while (event := upstream.next_event()) is h11.NEED_DATA:
@@ -317,7 +315,7 @@ class _Exchanges:
                 why = str(error).partition(":")[0]
                 raise Refused(f"{self._to.host} does not answer with HTTP: {why}", unreachable=True) from None
             if isinstance(event, h11.Response):
-                await self._give(self._response(event, asked, put, mask))
+                await self._give(self._response(event, asked, mask))
             elif isinstance(event, h11.Data):
                 await self._data(mask.piece(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
@@ -327,16 +325,17 @@ class _Exchanges:
             elif not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
                 raise Refused(f"{self._to.host} does not answer with HTTP", unreachable=True)
 
-    def _response(self, event: h11.Response, asked: h11.Request, put: _Put, mask: Mask) -> h11.Response:
+    def _response(self, event: h11.Response, asked: h11.Request, mask: Mask) -> h11.Response:
         coded = [value for key, value in event.headers if key == b"content-encoding" and value.lower() != b"identity"]
         if coded and asked.method != b"HEAD" and event.status_code not in {204, 304}:
+            shown = mask.whole(coded[0])[:20].decode("latin-1")
             raise Refused(
-                f"{self._to.host} answers in the encoding {mask.whole(coded[0])[:20].decode('latin-1')}, which it was not asked for"
-                f" and in which the value of {self._name} cannot be found",
+                f"{self._to.host} answers in the encoding {shown}, which it was not asked for and in which the value of"
+                f" {self._name} cannot be found",
                 unreachable=True,
             )
         names = b"\n".join(key for key, _ in event.headers)
-        if put.value.lower().encode() in names:
+        if mask.in_small(names):
             raise Refused(f"{self._to.host} answers with the value of {self._name} in a name", unreachable=True)
         kept = [(key, mask.whole(value)) for key, value in event.headers if key not in _DROPPED]
         return h11.Response(status_code=event.status_code, headers=kept, reason=mask.whole(bytes(event.reason)))

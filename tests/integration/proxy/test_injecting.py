@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -261,12 +261,12 @@ async def test_an_answer_that_is_encoded_all_the_same_is_refused(host: Host) -> 
     assert (await host.ask(get())).startswith(b"HTTP/1.1 304 ")
 
 
-async def test_the_value_in_the_name_of_a_header_is_refused(host: Host) -> None:
-    name = VALUE.replace("/", "").replace("+", "")
-    host.lent.take(host.credential.lent_as, name)
+@pytest.mark.parametrize("name", [VALUE.replace("/", "").replace("+", ""), quote(VALUE, safe="")])
+async def test_the_value_in_the_name_of_a_header_is_refused(host: Host, name: str) -> None:
+    host.lent.take(host.credential.lent_as, unquote(name))
     host.answer(b"", f"X-{name}: 1")
     answer = await host.ask(get())
-    assert name.encode() not in answer
+    assert name.lower().encode() not in answer.lower()
     assert answer.startswith(b"HTTP/1.1 502 ")
 
 
