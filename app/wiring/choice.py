@@ -218,7 +218,7 @@ def lent(settings: Settings, backend: ChosenBackend) -> dict[str, str]:
     from shellback.exec.proxy.authority import sealed
 
     place = settings.shellback_home / layout.AUTHORITY
-    return {one.name: sealed(place, one.value) for one in credentials(backend) if not one.file}
+    return {one.lent_as: sealed(place, one.value) for one in credentials(backend) if not one.file}
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

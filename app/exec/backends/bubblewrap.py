@@ -104,6 +104,8 @@ class BubblewrapBackend(ChosenBackend):
         self.hosts = self.listed.shown
         self.secrets = tuple(one.shown for one in self.listed.credentials)
         self._trust = trust if self.secrets else None
+        # It is written anew if it changes, and each instance has a copy.
+        self._trusts = () if self._trust is None else (f"trust {os.stat(self._trust).st_mtime_ns}",)
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -274,7 +276,7 @@ class BubblewrapBackend(ChosenBackend):
         ask_s = self.listed.ask_s if work else 0.0
         asks = (f"ask {ask_s:g}",) if ask_s else ()
         credentials = tuple(one.to_wire() for one in self.listed.credentials) if work else ()
-        listed = [*hosts, "", *private, *asks, *credentials]
+        listed = [*hosts, "", *private, *asks, *credentials, *(self._trusts if work else ())]
         whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *listed])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",

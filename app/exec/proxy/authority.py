@@ -54,6 +54,7 @@ def ensure(directory: Path) -> Path:
 
     Raises NoTrust, and OSError if the directory cannot be written.
     """
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not directory.exists():
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
@@ -68,9 +69,13 @@ def ensure(directory: Path) -> Path:
     wanted = trusted().read_bytes().rstrip() + b"\n" + (directory / CERTIFICATE).read_bytes()
     bundle = directory / BUNDLE
     if not bundle.exists() or bundle.read_bytes() != wanted:
-        aside = directory / f".{BUNDLE}.{os.getpid()}"
-        _write(aside, wanted, 0o644)
-        aside.replace(bundle)
+        # What was left of a process that was killed, by the same number in another container, is in nobody's way.
+        aside = directory / f".{BUNDLE}.{os.urandom(8).hex()}"
+        try:
+            _write(aside, wanted, 0o644)
+            aside.replace(bundle)
+        finally:
+            aside.unlink(missing_ok=True)
     return bundle
 
 
@@ -96,18 +101,18 @@ class Authority:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._contexts = functools.lru_cache(_HOSTS)(self._context)
+        self._outside = functools.lru_cache(1)(_towards_servers)
 
     def towards_clients(self, host: str) -> ssl.SSLContext:
         """For a client that asks for `host`; raises OSError or ValueError if the authority cannot be read."""
         return self._contexts(host, _now().date())
 
-    @functools.cached_property
+    @property
     def towards_servers(self) -> ssl.SSLContext:
-        """For a server, which has to be one that this machine trusts, under its name; raises NoTrust."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(trusted())
-        context.set_alpn_protocols(_PROTOCOLS)
-        return context
+        """For a server, which has to be one that this machine trusts now, under its name; raises NoTrust, OSError."""
+        path = trusted()
+        found = path.stat()
+        return self._outside(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     def opened(self, text: str) -> str:
         """What was sealed as this text; raises OSError or ValueError if it was not, or for another authority."""
@@ -145,6 +150,13 @@ class Authority:
         with closing(linux.text_in_memory("certificate", _pem(made) + _pem_of_key(self._leaf_key))) as descriptor:
             context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         return context
+
+
+def _towards_servers(path: Path, *_version: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(path)
+    context.set_alpn_protocols(_PROTOCOLS)
+    return context
 
 
 def _box(directory: Path) -> Fernet:
@@ -217,4 +229,5 @@ def _pem_of_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _write(path: Path, data: bytes, mode: int) -> None:
     with closing(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)) as descriptor:
         os.fchmod(descriptor, mode)
-        os.write(descriptor, data)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)

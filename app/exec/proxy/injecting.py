@@ -12,6 +12,7 @@ import binascii
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -48,7 +49,7 @@ _BASIC: Final = b"basic "
 
 
 class Lent:
-    """The values that the worker lends, by name; in memory only."""
+    """The values that workers lend, each by what it is lent as; in memory only."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -69,14 +70,14 @@ class Lent:
                 raise Refused(f"credential {credential.name}: {error}", unreachable=True) from None
         try:
             async with asyncio.timeout(LEND_S):
-                while credential.name not in self._values:
+                while credential.lent_as not in self._values:
                     await self._came.wait()
         except TimeoutError:
             raise Refused(
                 f"credential {credential.name}: no worker has lent its value since the supervisor began: start one",
                 unreachable=True,
             ) from None
-        return self._values[credential.name]
+        return self._values[credential.lent_as]
 
 
 class Injector:
@@ -111,7 +112,7 @@ class Injector:
             except Refused as refusal:
                 await exchanges.refuse(refusal)
                 raise
-            await exchanges.carry(server, _Put(credential, value, credential.stand_in(key, value)))
+            await exchanges.carry(server, _Put(credential, value, key))
         except ssl.SSLError as error:
             raise Refused(
                 f"TLS with the client failed ({error.reason}): if it trusts certain certificates only, take {to.host}"
@@ -137,10 +138,11 @@ async def _greeted(server: Tls, to: Goal) -> None:
 class _Put:
     """What is put into a request, and in place of what."""
 
-    def __init__(self, credential: Credential, value: str, placeholder: str) -> None:
-        self.value, self.placeholder = value, placeholder
+    def __init__(self, credential: Credential, value: str, key: str) -> None:
+        self.value, self.placeholder = value, credential.stand_in(key, value)
+        self._stood_in = partial(credential.stood_in, key)
         self._name = credential.header.encode()
-        self._value, self._placeholder = value.encode(), placeholder.encode()
+        self._value, self._placeholder = value.encode(), self.placeholder.encode()
         self._new = self._value
         if credential.kind == BEARER:
             self._new = b"Bearer " + self._value
@@ -161,8 +163,15 @@ class _Put:
         if text[: len(_BASIC)].lower() == _BASIC:
             with contextlib.suppress(binascii.Error):
                 pair = base64.b64decode(text[len(_BASIC) :].strip(), validate=True)
-                return b"Basic " + base64.b64encode(pair.replace(self._placeholder, self._value))
-        return text.replace(self._placeholder, self._value)
+                return b"Basic " + base64.b64encode(self._replaced(pair, b":"))
+        return self._replaced(text, b" ")
+
+    def _replaced(self, text: bytes, between: bytes) -> bytes:
+        """With the value in place of the placeholder, or of a word that is one of a former value."""
+        if self._placeholder in text:
+            return text.replace(self._placeholder, self._value)
+        words = text.split(between, 2)
+        return between.join(self._value if self._stood_in(word.decode("latin-1")) else word for word in words)
 
 
 class _Ahead:
@@ -208,7 +217,7 @@ class _Exchanges:
 
     async def refuse(self, refusal: Refused) -> None:
         """Answer the first request with the reason."""
-        if await self._asked() is not None:
+        if await self._next() is not None:
             await self._say(refusal)
 
     async def carry(self, server: Tls, put: _Put) -> None:
@@ -218,13 +227,13 @@ class _Exchanges:
         mask = Mask(put.value, put.placeholder)
         states = {h11.DONE}
         try:
-            while states == {h11.DONE} and (asked := await self._asked(answers)) is not None:
+            while states == {h11.DONE} and (asked := await self._next(answers)) is not None:
                 refusal = None
                 try:
                     request = self._request(asked, put)
                     async with asyncio.TaskGroup() as group:
                         sending = group.create_task(self._send(request, upstream, server))
-                        await self._receive(asked, upstream, answers, put, mask)
+                        await self._receive(asked, upstream, answers, mask)
                         sending.cancel()
                 except* (Refused, h11.ProtocolError) as wrong:
                     refusal = _first(wrong)
@@ -240,6 +249,15 @@ class _Exchanges:
             await self._client.end()
         finally:
             await answers.stop()
+
+    async def _next(self, answers: _Ahead | None = None) -> h11.Request | None:
+        """The next request, as `_asked` has it; one that is none is answered, and raises Refused."""
+        try:
+            return await self._asked(answers)
+        except h11.ProtocolError as error:
+            refusal = Refused(f"no HTTP request: {error}")
+            await self._say(refusal)
+            raise refusal from None
 
     async def _asked(self, answers: _Ahead | None = None) -> h11.Request | None:
         """The next request; None if the client ends or says nothing for long, or the server ends first."""
@@ -263,7 +281,9 @@ class _Exchanges:
         async def pass_on(event: h11.Event) -> None:
             data = upstream.send(event) or b""
             self._facts.up += len(data)
-            await server.write(data)
+            # A server may answer before it has everything, and hear no more; what it has answered is still there.
+            with contextlib.suppress(OSError):
+                await server.write(data)
 
         await pass_on(request)
         if self._parser.they_are_waiting_for_100_continue:
@@ -285,17 +305,17 @@ class _Exchanges:
             self._parser.receive_data(await self._said.take())
         return event
 
-    async def _receive(
-        self, asked: h11.Request, upstream: h11.Connection, answers: _Ahead, put: _Put, mask: Mask
-    ) -> None:
+    async def _receive(self, asked: h11.Request, upstream: h11.Connection, answers: _Ahead, mask: Mask) -> None:
         while True:
             try:
                 while (event := upstream.next_event()) is h11.NEED_DATA:
                     upstream.receive_data(await answers.take())
             except (h11.RemoteProtocolError, ssl.SSLError) as error:
-                raise Refused(f"{self._to.host} does not answer with HTTP: {error}", unreachable=True) from None
+                # What follows a colon is what the server said, with the value perhaps.
+                why = str(error).partition(":")[0]
+                raise Refused(f"{self._to.host} does not answer with HTTP: {why}", unreachable=True) from None
             if isinstance(event, h11.Response):
-                await self._give(self._response(event, asked, put, mask))
+                await self._give(self._response(event, asked, mask))
             elif isinstance(event, h11.Data):
                 await self._data(mask.piece(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
@@ -305,16 +325,17 @@ class _Exchanges:
             elif not isinstance(event, h11.InformationalResponse) or event.status_code == 101:
                 raise Refused(f"{self._to.host} does not answer with HTTP", unreachable=True)
 
-    def _response(self, event: h11.Response, asked: h11.Request, put: _Put, mask: Mask) -> h11.Response:
+    def _response(self, event: h11.Response, asked: h11.Request, mask: Mask) -> h11.Response:
         coded = [value for key, value in event.headers if key == b"content-encoding" and value.lower() != b"identity"]
         if coded and asked.method != b"HEAD" and event.status_code not in {204, 304}:
+            shown = mask.whole(coded[0])[:20].decode("latin-1")
             raise Refused(
-                f"{self._to.host} answers in the encoding {coded[0][:20].decode('latin-1')}, which it was not asked for"
-                f" and in which the value of {self._name} cannot be found",
+                f"{self._to.host} answers in the encoding {shown}, which it was not asked for and in which the value of"
+                f" {self._name} cannot be found",
                 unreachable=True,
             )
         names = b"\n".join(key for key, _ in event.headers)
-        if put.value.lower().encode() in names:
+        if mask.in_small(names):
             raise Refused(f"{self._to.host} answers with the value of {self._name} in a name", unreachable=True)
         kept = [(key, mask.whole(value)) for key, value in event.headers if key not in _DROPPED]
         return h11.Response(status_code=event.status_code, headers=kept, reason=mask.whole(bytes(event.reason)))
@@ -329,7 +350,7 @@ class _Exchanges:
         await self._client.write(data)
 
     async def _say(self, refusal: Refused) -> None:
-        if self._parser.our_state is not h11.SEND_RESPONSE:
+        if self._parser.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         reason, body = explained(refusal)
         headers = [

@@ -28,6 +28,10 @@ class Mask:
             data = data.replace(form, instead)
         return data
 
+    def in_small(self, data: bytes) -> bool:
+        """Whether it is in a text in small letters, such as names of headers."""
+        return any(form.lower() in data for form, _ in self._pairs)
+
     def piece(self, data: bytes) -> bytes:
         """What can be passed on after this piece; what may be the beginning of the value is held back."""
         data = self.whole(self._held + data)

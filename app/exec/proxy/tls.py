@@ -59,17 +59,22 @@ class Tls:
             try:
                 done = act()
             except ssl.SSLWantReadError:
-                await self._flush()
+                await self._answer()
                 if data := await self._side.read():
                     self._came.write(data)
                 else:
                     self._came.write_eof()
             except ssl.SSLError:
-                await self._flush()  # the alert that says why
+                await self._answer()  # the alert that says why
                 raise
             else:
-                await self._flush()
+                await self._answer()
                 return done
+
+    async def _answer(self) -> None:
+        """Send what reading has caused, if it has: it does not wait for a writer whose reader does not read."""
+        if self._goes.pending:
+            await self._flush()
 
     async def _flush(self) -> None:
         async with self._sending:

@@ -8,8 +8,9 @@ import os
 import re
 import stat
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any, Final, Self
 
 from shellback.exec.wire.descriptors import closing
@@ -32,6 +33,7 @@ _PREFIXES: Final = (
 """By these, programs know whose value it is; each is in the documentation of who issues it."""
 _HEX: Final = (string.digits + "abcdef", string.digits + "ABCDEF")
 _KINDS: Final = (string.digits, string.ascii_lowercase, string.ascii_uppercase)
+_ALPHABETS: Final = (*_HEX, *("".join(some) for size in (1, 2, 3) for some in combinations(_KINDS, size)))
 _PLAIN: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
@@ -62,6 +64,11 @@ class Credential:
         how = f"{self.kind} {self.user}".strip() if self.kind != HEADER else self.header
         return f"{self.name} ({how}) for {', '.join(self.hosts)}" + (f" in {self.variable}" if self.variable else "")
 
+    @property
+    def lent_as(self) -> str:
+        """Under this its value is lent: one of the same name in another file, for other hosts, never gets it."""
+        return f"{self.name} {hashlib.sha256(json.dumps(sorted(self.hosts)).encode()).hexdigest()[:32]}"
+
     def current(self) -> str:
         """The value as it is now. Blocks to read its file; raises Unusable."""
         return usable(_read(self.file) if self.file else self.value)
@@ -69,6 +76,10 @@ class Credential:
     def stand_in(self, key: str, value: str) -> str:
         """The placeholder for `value` in the sandbox instance `key`."""
         return placeholder(f"{key}\0{self.name}", value)
+
+    def stood_in(self, key: str, text: str) -> bool:
+        """Whether `text` is what `stand_in` gives for some value, such as a former one of another shape."""
+        return is_placeholder(f"{key}\0{self.name}", text)
 
     def to_wire(self) -> str:
         """As text, without the value."""
@@ -110,24 +121,45 @@ def placeholder(seed: str, value: str) -> str:
     kinds that occur in the value: digits, small letters, capitals, or hexadecimal digits. So it tells length, prefix,
     signs and these kinds, and no letter or digit.
     """
-    prefix = next((one for one in _PREFIXES if value.startswith(one)), "")
-    if sum(char.isalnum() for char in value[len(prefix) :]) < LEAST:
-        prefix = ""
-    rest = value[len(prefix) :]
+    prefix, rest = _parted(value)
     kinds = {char for char in rest if char.isalnum()}
     alphabet = next((one for one in _HEX if kinds <= {*one} and kinds & {*string.ascii_letters}), "") or "".join(
         one for one in _KINDS if kinds & {*one}
     )
     turn = 0
-    while True:
-        drawn = hashlib.shake_256(f"{turn}\0{seed}".encode()).digest(4 * len(rest))
-        words = (int.from_bytes(drawn[at : at + 4]) for at in range(0, len(drawn), 4))
-        found = "".join(
-            alphabet[word % len(alphabet)] if char.isalnum() else char for char, word in zip(rest, words, strict=True)
-        )
-        if found != rest:
-            return prefix + found
+    while (found := _drawn(f"{turn}\0{seed}", rest, alphabet)) == rest:
         turn += 1
+    return prefix + found
+
+
+def is_placeholder(seed: str, text: str) -> bool:
+    """Whether it is the placeholder of some value for this seed."""
+    if not _PLAIN.fullmatch(text) or len(text) > VALUE_BYTES or sum(char.isalnum() for char in text) < LEAST:
+        return False
+    rest = _parted(text)[1]
+    drawn = [(char, word) for char, word in zip(rest, _words(f"0\0{seed}", len(rest)), strict=True) if char.isalnum()]
+    # It ends with the first difference: whoever sends long texts would else keep the proxy busy.
+    return any(all(one[word % len(one)] == char for char, word in drawn) for one in _ALPHABETS)
+
+
+def _parted(value: str) -> tuple[str, str]:
+    """Its known prefix, and the rest."""
+    prefix = next((one for one in _PREFIXES if value.startswith(one)), "")
+    if sum(char.isalnum() for char in value[len(prefix) :]) < LEAST:
+        prefix = ""
+    return prefix, value[len(prefix) :]
+
+
+def _drawn(seed: str, rest: str, alphabet: str) -> str:
+    words = _words(seed, len(rest))
+    return "".join(
+        alphabet[word % len(alphabet)] if char.isalnum() else char for char, word in zip(rest, words, strict=True)
+    )
+
+
+def _words(seed: str, size: int) -> Iterator[int]:
+    drawn = hashlib.shake_256(seed.encode()).digest(4 * size)
+    return (int.from_bytes(drawn[at : at + 4]) for at in range(0, len(drawn), 4))
 
 
 def _read(path: str) -> str:

@@ -86,7 +86,9 @@ class Hosts:
         return not is_address(host) or self.reachable(host, Entry("", "", frozenset()))
 
     def credential(self, host: str, port: int) -> Credential | None:
-        """The credential of a host, as `canonical` writes it, and port."""
+        """The credential of a host, as `canonical` writes it, and port; none at a port that only a person allowed."""
+        if self.allowing(host, port) is None:
+            return None
         return next((credential for one, credential in self._credited if one.matches(host, port)), None)
 
     def reachable(self, address: str, allowed: Entry) -> bool:

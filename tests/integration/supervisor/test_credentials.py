@@ -142,7 +142,7 @@ async def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator
         hosts = [f"{name}.example:{port}" for name in ("api", "second", "other")]
         (tmp_path / "home").mkdir(mode=0o700)
         trust = ensure(tmp_path / "home" / layout.AUTHORITY)
-        async with boxes(tmp_path, lends={one.name: sealed(trust.parent, one.value) for one in credentials}) as box:
+        async with boxes(tmp_path, lends={one.lent_as: sealed(trust.parent, one.value) for one in credentials}) as box:
             network = Hosts(hosts, ["127.0.0.0/8"], credentials)
             box.backend = BubblewrapBackend(box.workspace, network=network, trust=trust)
             yield Net(box, port)
@@ -258,6 +258,20 @@ async def test_a_killed_proxy_and_a_killed_supervisor_have_the_value_again(net: 
     await net.box.exit("long")
     assert VALUE in net.heard()
     await until(lambda: len(net.box.proxies()) == 1)
+
+
+async def test_another_worker_with_another_file_takes_no_value_away(net: Net) -> None:
+    await net.sh("before", f"curl -sS {net.url}/echo")
+    place = net.box.home / layout.AUTHORITY
+    net.box.options["lends"] = {"new": sealed(place, OTHER)}
+    other = net.box.another()
+    await other.connect()
+    (proxy,) = net.box.proxies()
+    kill(proxy)
+    said = await net.sh("after", f"curl -sS {net.url}/echo")
+    await other.close()
+    assert "no worker has lent" not in said
+    assert net.heard().count(VALUE) == 2
 
 
 async def test_a_value_that_nobody_lends_any_more_is_missed_with_a_reason(net: Net) -> None:

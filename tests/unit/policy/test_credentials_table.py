@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 from pathlib import Path
 
@@ -171,6 +172,37 @@ def test_the_authority_is_made_once_and_its_key_is_the_owners(file: Path, monkey
     bundle = (place / BUNDLE).read_bytes()
     assert bundle.endswith((place / authority.CERTIFICATE).read_bytes())
     assert bundle.startswith(authority.trusted().read_bytes()[:1000])
+
+
+def test_the_authority_is_made_before_there_is_a_state_directory(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_VALUE", VALUE)
+    home = tmp_path / "later/home"
+    made(settings(file, SHELLBACK_HOME=str(home), POLICY_FILE=str(file)), "bubblewrap")
+    assert (home / layout.AUTHORITY / authority.KEY).exists()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_after_a_change_of_what_the_machine_trusts_commands_have_another_instance_with_it(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed()
+    monkeypatch.setenv("HUB_VALUE", VALUE)
+    # As a process of our number, in another container, left it that was killed.
+    left = file.parent / layout.AUTHORITY / f".{BUNDLE}.{os.getpid()}"
+    changing = tmp_path / "changing.pem"
+    monkeypatch.setattr(authority, "SYSTEM", (str(changing),))
+    keys: list[str] = []
+    for text in ("one", "one", "two"):
+        changing.write_text(text)
+        backend = made(settings(file), "bubblewrap")
+        spec = command_spec(command="true", workspace=backend.workspace, limits=Limits())
+        sandbox = asyncio.run(backend.plan(spec, "talk")).sandbox
+        assert sandbox is not None
+        keys.append(sandbox.key)
+        left.touch()
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_machine_that_trusts_nobody_has_no_credentials(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,14 @@ def test_without_a_list_a_person_is_asked_about_every_host(file: Path) -> None:
         choose(settings(file, NETWORK="ask", BACKEND="host"))
 
 
+def test_programs_find_the_proxy_where_only_a_person_is_asked(file: Path) -> None:
+    needed()
+    file.unlink()
+    backend = made(settings(file, NETWORK="ask"), "bubblewrap")
+    spec = command_spec(command="true", workspace=backend.workspace, limits=Limits())
+    assert "HTTPS_PROXY" in asyncio.run(backend.plan(spec, "talk")).env
+
+
 def test_the_list_is_shown_to_who_approves_and_is_part_of_the_digest(file: Path) -> None:
     needed()
     backend = made(settings(file), "bubblewrap")

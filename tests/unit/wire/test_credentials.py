@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shellback.exec.wire.credentials import Credential, Unusable, known_values, placeholder, usable
+from shellback.exec.wire.credentials import Credential, Unusable, is_placeholder, known_values, placeholder, usable
 
 VALUES = st.text(string.ascii_letters + string.digits + "_-./+=", min_size=12, max_size=300)
 
@@ -27,6 +27,8 @@ def test_a_placeholder_has_the_shape_of_the_value_and_nothing_else_of_it(value: 
         char if not char.isalnum() else "x" for char in value
     ]
     assert found == placeholder("seed", value)
+    assert is_placeholder("seed", found)
+    assert not is_placeholder("other", found)
     for kind in (str.isdigit, str.islower, str.isupper):
         assert any(map(kind, value)) or not any(map(kind, found))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts, canonical, entry, is_public
 
 
@@ -108,3 +109,12 @@ def test_a_name_has_a_private_address_only_in_a_range_that_was_named() -> None:
     assert not hosts.reachable("10.2.2.3", name)
     assert not hosts.reachable("10.9.9.9", name)
     assert hosts.reachable("10.9.9.9", address)
+
+
+def test_a_credential_is_for_listed_ports_only_also_where_a_person_may_allow_others() -> None:
+    hub = Credential(name="hub", hosts=("a.example:*", "*.b.example"))
+    hosts = Hosts(["a.example:443", "*.b.example:443"], credentials=[hub], ask_s=60.0)
+    for name in ("a.example", "x.b.example"):
+        assert hosts.credential(name, 443) is hub
+        assert hosts.credential(name, 8443) is None
+        assert hosts.credential(name, 80) is None

@@ -19,6 +19,7 @@ from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox import namespaces
 from shellback.exec.supervisor.sandbox.bwrap import give_up
 from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import MOST
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT, Bounds, Sandbox
 
@@ -29,6 +30,8 @@ _FACTS: Final[dict[str, Any]] = {"hosts": [], "private": [], "credentials": [], 
 """What the proxy has to know of an instance; the notes of one from before one of these was known lack it."""
 _LENT: Final = "="
 """Precedes the name of a value among keys of instances."""
+_VALUES: Final = 4 * MOST
+"""So many values are kept, those that were lent last."""
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -103,10 +106,15 @@ class Proxying:
         self._tell()
 
     def lend(self, values: Mapping[str, str]) -> None:
-        """Give these sealed values, which only a proxy can read, to it and its successors; the keeper has none."""
-        self._lent = {f"{_LENT}{name}": value for name, value in values.items()}
+        """Give these sealed values, which only a proxy can read, to it and its successors; the keeper has none.
+
+        Values that another worker has lent stay: instances have the list that they began with.
+        """
+        lent = {f"{_LENT}{name}": value for name, value in values.items()}
+        kept = {name: value for name, value in self._lent.items() if name not in lent}
+        self._lent = dict([*kept.items(), *lent.items()][-_VALUES:])
         if self._control is not None:
-            self._untold |= dict.fromkeys(self._lent)
+            self._untold |= dict.fromkeys(lent)
             self._tell()
 
     def drop(self, key: str) -> None:
