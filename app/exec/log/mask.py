@@ -32,6 +32,8 @@ VALUES: Final = 1000
 """How many values are known at most; the first ones."""
 VALUE_BYTES: Final = 1024
 """A longer value is masked in pieces of this length."""
+FORM_BYTES: Final = 320 * 1024
+"""Bytes of all forms of the known values at most. With many more, no automaton is made, or within seconds only."""
 _SHORTEST_FORM: Final = 8
 _EDGE: Final = 4
 """So many bytes of a value are needed to see it where output ends or was dropped."""
@@ -68,7 +70,10 @@ class Span(NamedTuple):
 
 def forms(value: str) -> set[bytes]:
     """How a value may be written: as it is, percent-encoded, as in JSON, in base64 at each alignment."""
-    raw = value.encode("utf-8", "surrogateescape")
+    try:
+        raw = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # an unpaired surrogate, as JSON may have
+        raw = value.encode("utf-8", "replace")
     found = {raw[at : at + VALUE_BYTES] for at in range(0, len(raw), VALUE_BYTES)}
     for piece in tuple(found):
         found |= {quote(piece, safe="").encode(), json.dumps(piece.decode("utf-8", "replace"))[1:-1].encode()}
@@ -85,6 +90,7 @@ def _compiled(pattern: bytes) -> Any:
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.never_capture = True
+    options.log_errors = False  # they have the beginning of the pattern
     options.max_mem = _MEMORY
     return re2.compile(pattern, options)
 
@@ -135,13 +141,17 @@ class _Scan:
 
     def spans(self, data: bytes) -> list[Span]:
         found: list[Span] = []
-        for match in self._all.finditer(data):
+        position = 0
+        while (match := self._all.search(data, position)) is not None:
+            position = match.end()
             name = self._name(match[0])
             if name is not None:
                 found.append(Span(match.start(), match.end(), name))
                 continue
-            # Lines of base64: what is in one of them, and values that go on in the next.
+            # Lines of base64: what is in one of them, and values that go on in the next. The line after them may be
+            # any text, so the search goes on at its begin.
             start, end = match.start(), match.end() - 1
+            position = end
             found += self._within(self._once, data[start:end], start)
             last = _LAST.match(data, end)
             found += self._in_lines(data[start : last.end() if last else end], start)
@@ -228,8 +238,12 @@ class Mask:
                 break
         if found != self._values:
             names: dict[bytes, str] = {}
+            left = FORM_BYTES
             for value, name in found.items():
-                names |= dict.fromkeys(forms(value) - names.keys(), name)
+                new = forms(value) - names.keys() if len(value) <= left else set[bytes]()
+                if (size := sum(map(len, new))) <= left:
+                    left -= size
+                    names |= dict.fromkeys(new, name)
             scan = _Scan(names)
             scan.spans(b"")  # compiled here, not by the first reader
             self._scan, self._values = scan, found
@@ -265,7 +279,9 @@ class Mask:
 
     def hide_text(self, text: str) -> str:
         """A text that was put together from output, as it is shown."""
-        return self.hide(text.encode("utf-8", "replace"), ends=False).data.decode() if self.mode == "mask" else text
+        if self.mode != "mask":
+            return text
+        return self.hide(text.encode("utf-8", "replace"), ends=False).data.decode("utf-8", "replace")
 
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""

@@ -8,8 +8,10 @@ import json
 import random
 import secrets
 import string
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -35,6 +37,30 @@ def mask_of(*values: str, mode: str = "mask") -> Mask:
     made = Mask(mode, lambda: [(f"V{number}", value) for number, value in enumerate(values)])  # type: ignore[arg-type]
     made.refresh()
     return made
+
+
+@pytest.mark.parametrize("line", ["a" * 64, "-" * 70, "+/" * 38])
+def test_what_stands_in_the_line_after_a_long_word_or_a_ruler_is_hidden(line: str) -> None:
+    value, token = f"p!{word()}", f"ghp_{word(36)}"
+    for secret, name in ((value, "V0"), (token, "github-token")):
+        shown = mask_of(value).hide(f"{line}\n{secret}\n{line}\r\n{secret} {secret}\n".encode())
+        named = f"[secret {name}]"
+        assert shown.data.decode() == f"{line}\n{named}\n{line}\r\n{named} {named}\n"
+
+
+def test_any_values_leave_a_mask_that_finds_the_first_ones_and_is_fast() -> None:
+    values = [word(), "\ud800 of JSON " + word(), *(word(60_000) for _ in range(5)), *(word(1000) for _ in range(500))]
+    mask = mask_of(*values)
+    before = time.thread_time()
+    assert mask.hide(f"of {values[0]}\n".encode() * 1000).found == 1000
+    assert time.thread_time() - before < 1
+
+
+def test_an_error_of_the_automaton_prints_no_value(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("shellback.exec.log.mask._MEMORY", 1 << 16)
+    with pytest.raises(Exception, match="too large"):
+        mask_of(*(word(200) for _ in range(200)))
+    assert capfd.readouterr().err == ""
 
 
 def log_of(tmp_path: Path, data: bytes, mask: Mask) -> OutputLog:
