@@ -46,11 +46,11 @@ _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
-_SEQUENCES: Final = re.compile(SEQUENCES.encode())
+# In text, U+009C ends a sequence; as a byte it is also part of other characters.
+_OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", r"(?:[^\x07\x1b\xc2]|\xc2(?!\x9c))")
+_SEQUENCES: Final = re.compile(_OF_BYTES.replace(r"|\x9c)?", r"|\xc2\x9c)?").encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
-_ONE: Final = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|" + _LONG
-_NOISE: Final = re.compile(SEQUENCES.encode() + b"|" + _ONE)
-"""What `harmless` removes, in bytes."""
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 
 
 class Hidden(NamedTuple):
@@ -98,8 +98,6 @@ def _compiled(pattern: bytes) -> Any:
 _SHAPES: Final = {name: _compiled(shape.encode()) for name, shape in SHAPES.items()}
 _ANY_SHAPE: Final = b"|".join(b"(?:%s)" % shape.encode() for shape in SHAPES.values())
 _REMOVED_LONG: Final = _compiled(_LONG)
-_SINGLE: Final = _compiled(_ONE)
-"""The same without sequences, ten times as fast."""
 _BEGUN: Final = _compiled(BEGUN.encode())
 
 
@@ -291,8 +289,11 @@ class Mask:
         edges = (scan.left(plain) if torn else None, scan.begun(plain, found[-1].end if found else 0) if ends else None)
         found += [one for one in edges if one is not None]
         if found and len(plain) < len(data):
-            places = _without(_NOISE if b"\x1b" in data else _SINGLE, data)[1]
-            found = [Span(*_places(places, one), one.name) for one in found]
+            for places in reversed(_steps(data)):
+                found = [Span(*_places(places, one), one.name) for one in found]
+        if b"\x1b" in data:
+            # Some readers get sequences as well, and a page may begin within one.
+            found += scan.spans(data)
         found.sort()
         apart: list[Span] = []
         for one in found:
@@ -313,12 +314,21 @@ Places = list[tuple[int, int]]
 
 
 def _plain(data: bytes) -> bytes:
-    """The data without what `_NOISE` matches, in steps that are faster."""
+    """The data without what `harmless` removes, in steps that are faster than one."""
     plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
     plain = plain.translate(None, _REMOVED)
     if not plain.isascii() and _REMOVED_LONG.search(plain) is not None:
         plain = _REMOVED_LONG.sub(b"", plain)
     return plain
+
+
+def _steps(data: bytes) -> list[Places]:
+    """What each step of `_plain` removes. In one step it would be less: a step may join what a later one removes."""
+    found: list[Places] = []
+    for noise in (_SEQUENCES, _CONTROLS, _REMOVED_LONG):
+        data, places = _without(noise, data)
+        found.append(places)
+    return found
 
 
 def _without(noise: Any, data: bytes) -> tuple[bytes, Places]:

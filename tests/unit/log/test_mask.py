@@ -48,6 +48,39 @@ def test_what_stands_in_the_line_after_a_long_word_or_a_ruler_is_hidden(line: st
         assert shown.data.decode() == f"{line}\n{named}\n{line}\r\n{named} {named}\n"
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\xc2\x00\x85",
+        b"\xc2\x1b[0m\x85",
+        b"\xe2\x80\x07\xaa",
+        b"\x1b]0;\xe2\x9c\x93 done\x07",
+        b"\x1b]2;a\xc2\x9c",
+    ],
+)
+def test_binary_output_shifts_no_secret(noise: bytes) -> None:
+    value = word()
+    shown = mask_of(value).hide(
+        b"of " + noise * 30 + f" {value} and {value[:9]}".encode() + noise + value[9:].encode() + b" end\n"
+    )
+    text = decoded(shown.data)
+    assert shown.found == 2
+    assert text.endswith("[secret V0] and [secret V0] end\n")
+    assert value[-5:] not in text
+
+
+@pytest.mark.parametrize("begin", [b"\x1b]0;", b"\x1b]8;;https://example.org/?key=", b"\x1bP"])
+def test_a_secret_in_a_title_or_link_is_hidden_for_who_gets_control_sequences_too(begin: bytes) -> None:
+    value = word()
+    data = b"before " + begin + value.encode() + b" rest\x07 after " + value.encode()
+    mask = mask_of(value)
+    shown = mask.hide(data)
+    assert shown.found == 2
+    assert value.encode() not in shown.data
+    page = mask.hide(data, 7 + len(begin))
+    assert page.data == b"[secret V0] rest\x07 after [secret V0]", "a page that begins within the sequence"
+
+
 def test_any_values_leave_a_mask_that_finds_the_first_ones_and_is_fast() -> None:
     values = [word(), "\ud800 of JSON " + word(), *(word(60_000) for _ in range(5)), *(word(1000) for _ in range(500))]
     mask = mask_of(*values)
