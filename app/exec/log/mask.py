@@ -36,7 +36,8 @@ FORM_BYTES: Final = 320 * 1024
 """Bytes of all forms of the known values at most. With many more, no automaton is made, or within seconds only."""
 _SHORTEST_FORM: Final = 8
 _EDGE: Final = 4
-"""So many bytes of a value are needed to see it where output ends or was dropped."""
+"""So many bytes of a value are needed to see it where output ends or was dropped, and half of them. With less, a
+command that prints guesses would be told, one character after the other, a value that it cannot read."""
 FRESH_S: Final = 5.0
 """The values are asked for again at most once in this time."""
 _MEMORY: Final = 256 << 20
@@ -177,7 +178,7 @@ class _Scan:
         heads = self._edges[0]
         for at in range(max(after, len(data) - self.longest + 1), len(data) - _EDGE + 1):
             for one in heads.get(data[at : at + _EDGE], ()):
-                if one.startswith(data[at:]):
+                if one.startswith(data[at:]) and 2 * (len(data) - at) >= len(one):
                     return Span(at, len(data), self.names[one])
         offset = max(after, len(data) - LONGEST)
         match = _BEGUN.search(data[offset:])
@@ -188,7 +189,7 @@ class _Scan:
         tails = self._edges[1]
         for end in range(min(len(data), self.longest - 1), _EDGE - 1, -1):
             for one in tails.get(data[end - _EDGE : end], ()):
-                if one.endswith(data[:end]):
+                if one.endswith(data[:end]) and 2 * end >= len(one):
                     return Span(0, end, self.names[one])
         return None
 
