@@ -124,6 +124,7 @@ class SessionLog:
     def copy(self, offset: int, to: Shown, most: int | None = None) -> int:
         """Write the output from `offset` on, at most `most` bytes of it, and return the offset of its end."""
         dropped: list[Hole] = []
+        self._mask.refresh()  # who follows a log reads for long
 
         def told() -> None:
             if dropped:

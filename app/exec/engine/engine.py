@@ -42,7 +42,7 @@ from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.waiting import Outcome, Waiting, give_up, joined, takes_input, waiting
 from shellback.exec.link.supervised import Supervised
 from shellback.exec.log.links import LogLinks, SoonLinked
-from shellback.exec.log.mask import UNMASKED, Mask
+from shellback.exec.log.mask import FRESH_S, UNMASKED, Mask
 from shellback.exec.log.output import OutputLog
 from shellback.exec.policy.commands import CHANGED, fixed
 from shellback.exec.policy.policy import Grant
@@ -65,6 +65,8 @@ class Whole:
     elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None
     views: dict[str, Engine]
     started: bool = False
+    fresh: asyncio.Task[Any] | None = None
+    """What asks for the secrets that are known, if it was asked."""
 
 
 class Engine:
@@ -270,19 +272,25 @@ class Engine:
     async def _claimed(self, grant: Grant, origin: CallOrigin, delivery: Delivery) -> tuple[Session, Grant | None]:
         if not self.started:
             await self.start()
+        await self._values_known()
         wanted = self._session(grant, origin, delivery)
         reach("claim.before")
         session = _of_call(await self.store.claim(wanted), grant.spec)
         reach("claim.committed")
         self.registry.add(session)
-        if self.mask.due:
-            self._do_later(asyncio.to_thread(self.mask.refresh))
         if session.state is SessionState.CLAIMED and session.digest != grant.digest:
             # A claim starts only what it recorded, in the profile that it recorded.
             if (started := await self.settled(session)) is None:
                 raise CommandDenied(CHANGED)
             return started, None
         return session, grant
+
+    async def _values_known(self) -> None:
+        """Have the mask know the values of now, which the command may print; not for longer than `FRESH_S`."""
+        if self.mask.due:
+            self.whole.fresh = self._begun(asyncio.to_thread(self.mask.refresh))
+        if (fresh := self.whole.fresh) is not None and not fresh.done():
+            await asyncio.wait([fresh], timeout=FRESH_S)
 
     def _session(self, grant: Grant, origin: CallOrigin, delivery: Delivery) -> Session:
         spec = grant.spec
@@ -411,9 +419,13 @@ class Engine:
         self._do_later(self.reconcile())
 
     def _do_later(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._begun(work)
+
+    def _begun(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._later.add(task)
         task.add_done_callback(self._done_later)
+        return task
 
     def _done_later(self, task: asyncio.Task[Any]) -> None:
         self._later.discard(task)

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -20,6 +21,8 @@ from shellback.exec.wire.descriptors import closing
 
 Named = Iterator[tuple[str, str]]
 """Names and values."""
+_Read = tuple[tuple[int, int, int], list[tuple[str, str]]]
+"""What tells whether a file was changed, and its values."""
 
 SHORTEST: Final = 8
 """Characters of a value that is masked."""
@@ -27,7 +30,11 @@ UNNAMED: Final = 16
 """Characters of one whose name does not say that it is secret."""
 FILE_BYTES: Final = 64 * 1024
 FILES: Final = 300
-"""Files with secrets that are read at most."""
+"""Files with secrets that are read at most, of listed ones and in each directory."""
+_SHARE: Final = 500
+_SHARE_CHARS: Final = 24 * 1024
+"""Values and their characters, of listed files and of each directory at most: what a command writes into its workspace
+leaves room for the others."""
 ENTRIES: Final = 5_000
 """Names that are looked at in one directory and below it, three levels deep, to find such files."""
 _DEPTH: Final = 3
@@ -44,12 +51,19 @@ _SECRET_NAME: Final = re.compile(
     r"key|token|secret|pass(?!ive)|pwd|auth(?!or)|credential|private|cookie|signature|dsn|webhook", re.IGNORECASE
 )
 _NO_SECRET_NAME: Final = re.compile(
-    r"public|_file\Z|_path\Z|_dir\Z|_name\Z|_algorithm\Z|keymap|keyboard", re.IGNORECASE
+    r"public|_file\Z|_path\Z|_dir\Z|_algorithm\Z|keymap|keyboard|tokenizer", re.IGNORECASE
 )
+_ORDINARY: Final = re.compile(
+    r"(?:\A|_)(?:host|user|model|commit|branch|revision|version|digest|checksum|(?:git)?sha(?:1|256|512)?)\Z"
+    r"|hostname\Z|logname\Z|max_?tokens\Z|(?<!key)(?<!secret)(?<!session)_id\Z"
+    r"|_(?:name|type|events?|domain|backends?|prefix|method|ttl|timeout|limit|count|size|length)\Z",
+    re.IGNORECASE,
+)
+"""Names of what is no secret, even if it looks random or something secret is named with it."""
 _PATH: Final = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,30})+/?|[A-Za-z]:\\.*")
 _ASSIGNED: Final = re.compile(
-    r"^[ \t]*(?:export[ \t]+|set[ \t]+)?[\"']?(?P<name>[\w./:@-]{1,100}?)[\"']?[ \t]*(?:=|:[ \t])[ \t]*(?P<value>\S.*?)"
-    r"[ \t,;]*$",
+    r"^[ \t]*(?:export[ \t]+|set[ \t]+)?[\"']?(?P<name>[\w./:@-]{1,100}?)[\"']?[ \t]*(?:=|:[ \t])[ \t]*"
+    r"(?P<value>\S.*)$",  # what ends it is stripped later: with it here, a long line would take minutes
     re.MULTILINE,
 )
 _IN_JSON: Final = re.compile(r'"(?P<name>[^"\\\n]{1,100})"\s*:\s*(?P<value>"(?:[^"\\\n]|\\.){1,4096}")')
@@ -85,17 +99,16 @@ def worth(value: str, *, said: bool) -> bool:
 
 def said(name: str) -> bool:
     """Whether a name says that its value is secret."""
-    return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.search(name) is None
+    return all((_SECRET_NAME.search(name), not _NO_SECRET_NAME.search(name), not _ORDINARY.search(name)))
 
 
-def of_variable(name: str, value: str, *, secret: bool | None = None) -> Named:
-    """What is secret in the value of a variable or setting; `secret`: whether its name says so, None: look at it."""
+def of_variable(name: str, value: str, *, secret: bool = False) -> Named:
+    """What is secret in the value of a variable or setting; if not `secret`, its name says whether it is."""
     value = value.strip().strip("\"'")
-    known = said(name) if secret is None else secret
     if "://" in value:
         for address in _ADDRESS.finditer(value):
             yield from of_address(name, address[0])
-    elif worth(value, said=known):
+    elif (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
         yield name, value
 
 
@@ -141,7 +154,7 @@ def _assigned(file: str, text: str) -> Named:
     for found in (match for form in (_IN_JSON, _NETRC, _ASSIGNED) for match in form.finditer(text)):
         name = found["name"].rpartition(":")[2]
         if mostly or said(name):
-            yield from of_variable(name or file, _unquoted(found["value"].strip()), secret=said(name))
+            yield from of_variable(name or file, _unquoted(found["value"].rstrip(" \t\r,;")))
 
 
 def _unquoted(value: str) -> str:
@@ -151,7 +164,7 @@ def _unquoted(value: str) -> str:
             return found if isinstance(found, str) else value
         except ValueError:
             pass
-    return re.split(r"[ \t]+#", value)[0].strip("\"'")
+    return re.split(r"(?<=[ \t])#", value, maxsplit=1)[0].rstrip(" \t").strip("\"'")
 
 
 class SecretFiles:
@@ -164,27 +177,41 @@ class SecretFiles:
     def __init__(self, listed: Iterable[Path], directories: Callable[[], Iterable[Path]] = tuple) -> None:
         self._listed = tuple(listed)
         self._directories = directories
-        self._read: dict[str, tuple[tuple[int, int, int], list[tuple[str, str]]]] = {}
+        self._read: dict[str, _Read] = {}
 
     def __call__(self) -> Named:
         """Names and values; a file that cannot be read, is no text or has more than 64 KiB has none."""
         kept = self._read
         self._read = {}
-        for path in self._paths():
-            if len(self._read) >= FILES:
+        # Listed files first: a command can write any number of values into files of its workspace.
+        yield from _share(self._values_in(self._paths(), kept))
+        for directory in self._directories():
+            yield from _share(self._values_in(_files(str(directory), named), kept))
+
+    def _values_in(self, paths: Iterable[str], kept: Mapping[str, _Read]) -> Named:
+        most = len(self._read) + FILES
+        for path in paths:
+            if len(self._read) >= most:
                 return
             if (found := _values(path, kept.get(path))) is not None:
                 self._read[path] = found
                 yield from found[1]
 
     def _paths(self) -> Iterator[str]:
-        for directory in self._directories():
-            yield from _files(str(directory), named)
         for path in self._listed:
             if os.path.isdir(path):
                 yield from _files(str(path), lambda _: True)
             else:
                 yield str(path)
+
+
+def _share(found: Named) -> Named:
+    chars = 0
+    for one in islice(found, _SHARE):
+        chars += len(one[1])
+        if chars > _SHARE_CHARS:
+            return
+        yield one
 
 
 def _files(root: str, wanted: Callable[[str], bool]) -> Iterator[str]:
@@ -206,9 +233,7 @@ def _files(root: str, wanted: Callable[[str], bool]) -> Iterator[str]:
             continue
 
 
-def _values(
-    path: str, before: tuple[tuple[int, int, int], list[tuple[str, str]]] | None
-) -> tuple[tuple[int, int, int], list[tuple[str, str]]] | None:
+def _values(path: str, before: _Read | None) -> _Read | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:

@@ -32,9 +32,12 @@ VALUES: Final = 1000
 """How many values are known at most; the first ones."""
 VALUE_BYTES: Final = 1024
 """A longer value is masked in pieces of this length."""
+FORM_BYTES: Final = 320 * 1024
+"""Bytes of all forms of the known values at most. With many more, no automaton is made, or within seconds only."""
 _SHORTEST_FORM: Final = 8
 _EDGE: Final = 4
-"""So many bytes of a value are needed to see it where output ends or was dropped."""
+"""So many bytes of a value are needed to see it where output ends or was dropped, and half of them. With less, a
+command that prints guesses would be told, one character after the other, a value that it cannot read."""
 FRESH_S: Final = 5.0
 """The values are asked for again at most once in this time."""
 _MEMORY: Final = 256 << 20
@@ -44,11 +47,12 @@ _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
-_SEQUENCES: Final = re.compile(SEQUENCES.encode())
+# In text, U+009C ends a sequence; as a byte it is also part of other characters.
+_OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", r"(?:[^\x07\x1b\xc2]|\xc2(?!\x9c))")
+_SEQUENCES: Final = re.compile(_OF_BYTES.replace(r"|\x9c)?", r"|\xc2\x9c)?").encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
-_ONE: Final = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|" + _LONG
-_NOISE: Final = re.compile(SEQUENCES.encode() + b"|" + _ONE)
-"""What `harmless` removes, in bytes."""
+_LONGS: Final = re.compile(b"(?:" + _LONG + b")+")
+_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
 
 
 class Hidden(NamedTuple):
@@ -68,7 +72,10 @@ class Span(NamedTuple):
 
 def forms(value: str) -> set[bytes]:
     """How a value may be written: as it is, percent-encoded, as in JSON, in base64 at each alignment."""
-    raw = value.encode("utf-8", "surrogateescape")
+    try:
+        raw = value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # an unpaired surrogate, as JSON may have
+        raw = value.encode("utf-8", "replace")
     found = {raw[at : at + VALUE_BYTES] for at in range(0, len(raw), VALUE_BYTES)}
     for piece in tuple(found):
         found |= {quote(piece, safe="").encode(), json.dumps(piece.decode("utf-8", "replace"))[1:-1].encode()}
@@ -85,6 +92,7 @@ def _compiled(pattern: bytes) -> Any:
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
     options.never_capture = True
+    options.log_errors = False  # they have the beginning of the pattern
     options.max_mem = _MEMORY
     return re2.compile(pattern, options)
 
@@ -92,8 +100,7 @@ def _compiled(pattern: bytes) -> Any:
 _SHAPES: Final = {name: _compiled(shape.encode()) for name, shape in SHAPES.items()}
 _ANY_SHAPE: Final = b"|".join(b"(?:%s)" % shape.encode() for shape in SHAPES.values())
 _REMOVED_LONG: Final = _compiled(_LONG)
-_SINGLE: Final = _compiled(_ONE)
-"""The same without sequences, ten times as fast."""
+"""Whether there are `_LONGS`, which it says faster; for each that it finds it takes much longer."""
 _BEGUN: Final = _compiled(BEGUN.encode())
 
 
@@ -135,13 +142,17 @@ class _Scan:
 
     def spans(self, data: bytes) -> list[Span]:
         found: list[Span] = []
-        for match in self._all.finditer(data):
+        position = 0
+        while (match := self._all.search(data, position)) is not None:
+            position = match.end()
             name = self._name(match[0])
             if name is not None:
                 found.append(Span(match.start(), match.end(), name))
                 continue
-            # Lines of base64: what is in one of them, and values that go on in the next.
+            # Lines of base64: what is in one of them, and values that go on in the next. The line after them may be
+            # any text, so the search goes on at its begin.
             start, end = match.start(), match.end() - 1
+            position = end
             found += self._within(self._once, data[start:end], start)
             last = _LAST.match(data, end)
             found += self._in_lines(data[start : last.end() if last else end], start)
@@ -167,7 +178,7 @@ class _Scan:
         heads = self._edges[0]
         for at in range(max(after, len(data) - self.longest + 1), len(data) - _EDGE + 1):
             for one in heads.get(data[at : at + _EDGE], ()):
-                if one.startswith(data[at:]):
+                if one.startswith(data[at:]) and 2 * (len(data) - at) >= len(one):
                     return Span(at, len(data), self.names[one])
         offset = max(after, len(data) - LONGEST)
         match = _BEGUN.search(data[offset:])
@@ -178,7 +189,7 @@ class _Scan:
         tails = self._edges[1]
         for end in range(min(len(data), self.longest - 1), _EDGE - 1, -1):
             for one in tails.get(data[end - _EDGE : end], ()):
-                if one.endswith(data[:end]):
+                if one.endswith(data[:end]) and 2 * end >= len(one):
                     return Span(0, end, self.names[one])
         return None
 
@@ -228,8 +239,12 @@ class Mask:
                 break
         if found != self._values:
             names: dict[bytes, str] = {}
+            left = FORM_BYTES
             for value, name in found.items():
-                names |= dict.fromkeys(forms(value) - names.keys(), name)
+                new = forms(value) - names.keys() if len(value) <= left else set[bytes]()
+                if (size := sum(map(len, new))) <= left:
+                    left -= size
+                    names |= dict.fromkeys(new, name)
             scan = _Scan(names)
             scan.spans(b"")  # compiled here, not by the first reader
             self._scan, self._values = scan, found
@@ -265,7 +280,9 @@ class Mask:
 
     def hide_text(self, text: str) -> str:
         """A text that was put together from output, as it is shown."""
-        return self.hide(text.encode("utf-8", "replace"), ends=False).data.decode() if self.mode == "mask" else text
+        if self.mode != "mask":
+            return text
+        return self.hide(text.encode("utf-8", "replace"), ends=False).data.decode("utf-8", "replace")
 
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
@@ -275,8 +292,11 @@ class Mask:
         edges = (scan.left(plain) if torn else None, scan.begun(plain, found[-1].end if found else 0) if ends else None)
         found += [one for one in edges if one is not None]
         if found and len(plain) < len(data):
-            places = _without(_NOISE if b"\x1b" in data else _SINGLE, data)[1]
-            found = [Span(*_places(places, one), one.name) for one in found]
+            for places in reversed(_steps(data)):
+                found = [Span(*_places(places, one), one.name) for one in found]
+        if b"\x1b" in data:
+            # Some readers get sequences as well, and a page may begin within one.
+            found += scan.spans(data)
         found.sort()
         apart: list[Span] = []
         for one in found:
@@ -297,12 +317,21 @@ Places = list[tuple[int, int]]
 
 
 def _plain(data: bytes) -> bytes:
-    """The data without what `_NOISE` matches, in steps that are faster."""
+    """The data without what `harmless` removes, in steps that are faster than one."""
     plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
     plain = plain.translate(None, _REMOVED)
     if not plain.isascii() and _REMOVED_LONG.search(plain) is not None:
-        plain = _REMOVED_LONG.sub(b"", plain)
+        plain = _LONGS.sub(b"", plain)
     return plain
+
+
+def _steps(data: bytes) -> list[Places]:
+    """What each step of `_plain` removes. In one step it would be less: a step may join what a later one removes."""
+    found: list[Places] = []
+    for noise in (_SEQUENCES, _CONTROLS, _LONGS):
+        data, places = _without(noise, data)
+        found.append(places)
+    return found
 
 
 def _without(noise: Any, data: bytes) -> tuple[bytes, Places]:

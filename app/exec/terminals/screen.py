@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -210,6 +211,14 @@ def _hidden(rows: list[str], cols: int, mask: Mask) -> tuple[str, ...]:
         if mask.mode == "mask" and (text := mask.hide_text(whole)) != whole:
             shown[first : at + 1] = [text, *[""] * (at - first)]
         first = at + 1
+    if mask.mode == "mask":
+        # What has lines of its own: private keys, and values in lines of base64.
+        data, begins = "\n".join(shown).encode("utf-8", "replace"), [0]
+        begins += [place + 1 for place, byte in enumerate(data) if byte == 0x0A]
+        for one in mask.spans(data, ends=False):
+            rows_of = range(bisect.bisect_right(begins, one.start) - 1, bisect.bisect_left(begins, one.end))
+            if len(rows_of) > 1:
+                shown[rows_of[0] : rows_of[-1] + 1] = [f"[secret {one.name}]", *[""] * (len(rows_of) - 1)]
     return tuple(shown)
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
@@ -298,6 +299,8 @@ class LineScan:
         self._regex, self._mask = regex, mask
         self._path, self._holes = paths
         self._old = offset
+        self._before: Callable[[], bytes] = bytes
+        """Reads what stands before the block: a secret may begin there."""
         self._told = False
         self._begun = False
         self.position: int = offset
@@ -353,6 +356,8 @@ class LineScan:
         if hole is not None and cut:
             raw = raw[: hole.start - position]
         text = raw.replace(b"\r", b"\n")
+        before = max(0, position - self._mask.reach)
+        self._before = partial(os.pread, fd, position - before, before)
         end = text.rfind(b"\n") + 1
         if end == 0:
             if cut or len(raw) >= LINE_BYTES:
@@ -412,7 +417,9 @@ class LineScan:
         found.end = place[1]
         if len(found.lines) < LINES:
             around = max(0, first - self._mask.reach)
-            data = plain[around : last + self._mask.reach]
+            before = b"" if around else self._before()
+            data = before + plain[around : last + self._mask.reach]
+            around -= len(before)
             text = decoded(self._mask.hide(data, first - around, last - around).data)
             found.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.supervised import Seen
+from shellback.exec.log.mask import Mask
 from shellback.exec.reports.render import outcome_text
 from tests.execs import (
     GATE,
@@ -53,6 +56,18 @@ async def test_output_exit_code_and_facts_of_a_foreground_command(engine: Engine
     text = outcome_text(outcome)
     assert text.startswith("out\nerr\n[exit code 3, ")
     assert text.endswith(f"session {outcome.session.id}]")
+
+
+async def test_what_a_command_prints_at_once_is_read_with_the_secrets_of_its_start(engine: Engine) -> None:
+    secret, asked = secrets.token_hex(16), threading.Event()
+
+    def values() -> list[tuple[str, str]]:
+        asked.wait(0.3)  # files are read, which takes a while
+        return [("NEW", secret)]
+
+    engine.mask = Mask("mask", values)
+    outcomes = await asyncio.gather(*(run(engine, f"echo {secret}") for _ in range(2)))
+    assert [outcome.output.text for outcome in outcomes] == ["[secret NEW]\n"] * 2
 
 
 async def test_a_foreground_result_is_settled_and_no_callback_tells_it(engine: Engine, told: Told) -> None:

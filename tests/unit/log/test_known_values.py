@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import string
+import time
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,45 @@ def test_without_such_a_name_a_value_has_to_look_random(value: str) -> None:
     [
         ("API_KEY", True), ("db-password", True), ("_authToken", True), ("client_secret", True), ("AUTHOR", False),
         ("PUBLIC_KEY", False), ("KEYBOARD", False), ("GOOGLE_CREDENTIALS_FILE", False), ("REGION", False),
+        ("CONVERSION_API_TOKEN", True), ("DIGEST_KEY", True), ("AWS_ACCESS_KEY_ID", True), ("KEY_TYPE", False),
+        ("WEBHOOK_EVENTS", False), ("COOKIE_DOMAIN", False), ("MAX_TOKENS", False),
     ],
 )  # fmt: skip
 def test_a_name_says_whether_its_value_is_secret(name: str, expected: bool) -> None:
     assert said(name) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GITHUB_SHA", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"), ("HOSTNAME", "worker-5d4f8b7c9-abcde"),
+        ("ANTHROPIC_MODEL", "claude-sonnet-4-20250514"), ("COMPOSE_PROJECT_NAME", "my_project_12345678"),
+        ("GIT_BRANCH", "feature_add_login_2"), ("INVOCATION_ID", "0123456789abcdef0123456789abcdef"),
+        ("KEY_TYPE", "ssh-ed25519"), ("WEBHOOK_EVENTS", "pull_request"), ("MAX_TOKENS", "16384000"),
+    ],
+)  # fmt: skip
+def test_names_of_hosts_models_and_commits_are_no_secrets_although_they_look_random(name: str, value: str) -> None:
+    assert list(of_variable(name, value)) == []
+    assert list(of_text(".env", f"{name}={value}\n")) == []
+
+
+@pytest.mark.parametrize("between", [" ", ",", " #"])
+def test_a_long_line_is_read_at_once(between: str) -> None:
+    before = time.thread_time()
+    assert list(of_text(".env", f"A_TOKEN=x{between * (FILE_BYTES // 4)}y\n")) is not None
+    assert time.thread_time() - before < 1, "it took a minute, in which the process did nothing else"
+
+
+def test_files_that_commands_write_leave_room_for_listed_ones_and_for_other_workspaces(tmp_path: Path) -> None:
+    listed, ours, theirs = tmp_path / "token", tmp_path / "ours", tmp_path / "theirs"
+    listed.write_text(first := word())
+    for number in range(310):
+        (theirs / f"d{number}").mkdir(parents=True)
+        (theirs / f"d{number}/.env").write_text("".join(f"A{one}_KEY={word()}\n" for one in range(5)))
+    ours.mkdir()
+    (ours / ".env").write_text(f"B_KEY={(second := word())}\n")
+    found = [value for _, value in SecretFiles([listed], lambda: [theirs, ours])()]
+    assert {first, second} <= set(found[:1000])
 
 
 def test_of_an_address_the_password_and_what_looks_random_are_secret() -> None:
