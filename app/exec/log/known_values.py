@@ -69,6 +69,7 @@ _ASSIGNED: Final = re.compile(
 _IN_JSON: Final = re.compile(r'"(?P<name>[^"\\\n]{1,100})"\s*:\s*(?P<value>"(?:[^"\\\n]|\\.){1,4096}")')
 _NETRC: Final = re.compile(r"\b(?P<name>password|account)\s+(?P<value>\S+)")
 _KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)", re.DOTALL)
+_WEB: Final = frozenset({"http", "https", "ws", "wss"})
 _ADDRESS: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]+")
 
 
@@ -113,18 +114,26 @@ def of_variable(name: str, value: str, *, secret: bool = False) -> Named:
 
 
 def of_address(name: str, address: str) -> Named:
-    """The secrets in an address: its password, and what looks random in path, query and user name."""
+    """The secrets in an address: its password, and what its query names secret.
+
+    Of the web also what looks random in path, query, fragment and user name: the path of a database is that of a file,
+    or its name.
+    """
     try:
         parts = urlsplit(address)
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        others = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query)), parts.fragment, user]
+        query = parse_qsl(parts.query)
     except ValueError:
         return
     if password not in {user, parts.hostname, parts.path.strip("/")} and worth(password, said=True):
         yield name, password
-    for one in others:
+    web = parts.scheme.lower() in _WEB
+    for one in (*parts.path.split("/"), parts.fragment, user) if web else ():
         if worth(one, said=False):
             yield name, one
+    for key, value in query:
+        if (web or said(key)) and worth(value, said=said(key)):
+            yield name, value
 
 
 def of_text(file: str, text: str) -> Named:

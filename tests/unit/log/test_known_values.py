@@ -92,6 +92,15 @@ def test_files_that_commands_write_leave_room_for_listed_ones_and_for_other_work
     assert {first, second} <= set(found[:1000])
 
 
+def test_the_path_of_a_database_is_no_secret() -> None:
+    place = f"shellback-stage-{word()}"
+    assert list(of_variable("DATABASE_URL", f"sqlite:////tmp/{place}/home/state.db", secret=True)) == []
+    password = word()
+    url = f"postgresql+psycopg://ann:{password}@db/{place}?host=%2Ftmp%2F{place}&sslpassword={password[::-1]}"
+    found = [("DATABASE_URL", password), ("DATABASE_URL", password[::-1])]
+    assert list(of_variable("DATABASE_URL", url, secret=True)) == found
+
+
 def test_of_an_address_the_password_and_what_looks_random_are_secret() -> None:
     password, token = word(), word()
     found = dict(of_variable("DATABASE_URL", f"postgresql://app:{password}@db.example.org/app?sslmode=require"))
