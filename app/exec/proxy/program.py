@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from shellback.exec.proxy.journal import Journal
-from shellback.exec.proxy.reach import BUFFER, Lookups
+from shellback.exec.proxy.reach import Lookups
+from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
@@ -26,6 +27,8 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 CONNECTIONS: Final = 512
 """At a time, of one sandbox instance."""
 _OWN_FILES: Final = 256
+_FILES: Final = 6
+"""Of a connection: two sockets, and a pipe for each way."""
 _THREADS: Final = 64
 _LOG_BYTES: Final = 16 << 20
 """No file of ours grows beyond this; the journal stays far below it."""
@@ -122,14 +125,15 @@ class Proxy:
         def note(facts: Facts, **more: object) -> None:
             self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
 
-        reader, writer = await asyncio.open_connection(sock=accepted, limit=BUFFER)
-        visit = Visit(served.hosts, served.lookups.resolve, (reader, writer), note)
-        try:
-            await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
-        finally:
-            writer.close()
-            if visit.facts.host or visit.facts.refused:
-                note(visit.facts, seconds=round(time.monotonic() - began, 3))
+        accepted.setblocking(False)
+        with Side(accepted) as client:
+            visit = Visit(served.hosts, served.lookups.resolve, client, note)
+            try:
+                await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
+            finally:
+                if visit.facts.host or visit.facts.refused:
+                    note(visit.facts, seconds=round(time.monotonic() - began, 3))
+            await client.leave()
 
 
 async def _run(control: socket.socket, journal: Journal, room: int) -> None:
@@ -143,6 +147,6 @@ def main() -> None:
     control.setblocking(False)
     os.set_inheritable(PROXY_CONTROL, False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, _LOG_BYTES))
-    room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // 2)
+    room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // _FILES)
     with asyncio.Runner() as runner:
         runner.run(_run(control, Journal(sys.argv[1] if len(sys.argv) > 1 else None), room))

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from shellback.exec.proxy.sides import Side, connected
 from shellback.exec.wire.hosts import Entry, Hosts, canonical, is_address, number
 
 RESOLVE_S: Final = 10.0
 CONNECT_S: Final = 10.0
-BUFFER: Final = 1 << 16
 _ADDRESSES: Final = 4
 _LOOKUPS: Final = 4
 
@@ -36,8 +36,7 @@ class Goal(NamedTuple):
 
 class Reached(NamedTuple):
     address: str
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    side: Side
 
 
 def goal(hosts: Hosts, host: str, port: str) -> Goal:
@@ -62,7 +61,7 @@ async def reach(hosts: Hosts, to: Goal, resolve: Resolve) -> Reached:
     for address in open_to[:_ADDRESSES]:
         try:
             async with asyncio.timeout(CONNECT_S):
-                return Reached(address, *await asyncio.open_connection(address, to.port, limit=BUFFER))
+                return Reached(address, await connected(address, to.port))
         except (OSError, TimeoutError) as error:
             why = f"{address}: {getattr(error, 'strerror', None) or 'no answer'}"
     raise Refused(f"{to.host}:{to.port} cannot be reached ({why})", unreachable=True)

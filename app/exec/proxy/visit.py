@@ -16,7 +16,8 @@ from typing import Final
 import h11
 
 from shellback.exec.proxy import hello
-from shellback.exec.proxy.reach import BUFFER, Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.reach import Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.sides import Side
 from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
 
 HEAD_S: Final = 20.0
@@ -58,13 +59,13 @@ class Visit:
         self,
         hosts: Hosts,
         resolve: Resolve,
-        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        client: Side,
         begun: Callable[[Facts], None],
     ) -> None:
         self.facts = Facts()
         self._hosts = hosts
         self._resolve = resolve
-        self._reader, self._writer = client
+        self._client = client
         self._begun = begun
         self._reached: Reached | None = None
         self._pieces = 0
@@ -73,7 +74,7 @@ class Visit:
         """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused."""
         try:
             async with asyncio.timeout(HEAD_S):
-                first = await self._reader.read(BUFFER)
+                first = await self._client.read()
             if full:
                 self._say(503, Refused(full))
                 self.facts.refused = full
@@ -93,29 +94,29 @@ class Visit:
             self.facts.refused = f"the proxy failed: {type(error).__name__}"
         finally:
             if self._reached is not None:
-                self._reached.writer.close()
+                self._reached.side.close()
 
     # -- ways in ---------------------------------------------------------------------------------
 
     async def _socks(self, data: bytes) -> None:
         data = await self._more(data, lambda got: len(got) >= 2 and len(got) >= 2 + got[1])
         if 0 not in data[2 : 2 + data[1]]:
-            self._writer.write(bytes([_SOCKS, 0xFF]))
+            self._client.tell(bytes([_SOCKS, 0xFF]))
             raise Refused("SOCKS with a password")
-        self._writer.write(bytes([_SOCKS, 0]))
+        self._client.tell(bytes([_SOCKS, 0]))
         data = await self._more(data[2 + data[1] :], lambda got: len(got) >= 7 and len(got) >= _socks_size(got))
         size = _socks_size(data)
         if data[:2] != bytes([_SOCKS, 1]):
-            self._writer.write(bytes([_SOCKS, _UNKNOWN, 0]) + _NOWHERE)
+            self._client.tell(bytes([_SOCKS, _UNKNOWN, 0]) + _NOWHERE)
             raise Refused("SOCKS asks for something else than a connection, such as UDP")
         kind, host = data[3], data[4 : size - 2]
         name = host[1:].decode("latin-1") if kind == _NAME else str(ipaddress.ip_address(bytes(host)))
         try:
             to, reached = await self._reach(name, str(int.from_bytes(data[size - 2 : size])))
         except Refused as refusal:
-            self._writer.write(bytes([_SOCKS, _UNREACHABLE if refusal.unreachable else _DENIED, 0]) + _NOWHERE)
+            self._client.tell(bytes([_SOCKS, _UNREACHABLE if refusal.unreachable else _DENIED, 0]) + _NOWHERE)
             raise
-        self._writer.write(bytes([_SOCKS, _OK, 0]) + _NOWHERE)
+        self._client.tell(bytes([_SOCKS, _OK, 0]) + _NOWHERE)
         await self._tunnel(to, reached, data[size:])
 
     async def _http(self, data: bytes, tunnel: tuple[Goal, Reached] | None = None) -> None:
@@ -141,7 +142,7 @@ class Visit:
             self._say(502 if refusal.unreachable else 403, refusal)
             raise
         if connects:
-            self._writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            self._client.tell(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await self._tunnel(to, reached, parser.trailing_data[0])
         else:
             await self._ask(parser, asked, path, to, reached)
@@ -165,29 +166,26 @@ class Visit:
         async def body() -> AsyncIterator[bytes]:
             yield upstream.send(request) or b""
             if parser.they_are_waiting_for_100_continue:
-                self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._client.tell(b"HTTP/1.1 100 Continue\r\n\r\n")
             while isinstance(event := await self._event(parser, None), h11.Data | h11.EndOfMessage):
                 yield upstream.send(event if isinstance(event, h11.Data) else h11.EndOfMessage()) or b""
                 if isinstance(event, h11.EndOfMessage):
                     break
             # What follows reaches nobody. Servers take the end of the stream for that of the client.
-            while await self._reader.read(BUFFER):
+            while await self._client.read():
                 pass
 
-        await self._both(reached, body(), ends=False)
+        await self._both(reached, body(), rest=False)
 
     async def _tunnel(self, to: Goal, reached: Reached, first: bytes) -> None:
-        async def rest() -> AsyncIterator[bytes]:
-            data = first or await self._reader.read(BUFFER)
-            if data:
+        async def named() -> AsyncIterator[bytes]:
+            if data := first or await self._client.read():
                 yield await self._checked(to, data)
-            while data := await self._reader.read(BUFFER):
-                yield data
 
         if to.port == _PORTS["http"]:
             await self._http(first, (to, reached))
         else:
-            await self._both(reached, rest(), ends=True)
+            await self._both(reached, named(), rest=True)
 
     async def _checked(self, to: Goal, data: bytes) -> bytes:
         """The first bytes of a client, once they name the host that was allowed, or name none."""
@@ -202,7 +200,7 @@ class Visit:
         except TimeoutError:
             raise Refused(f"the first message was not complete after {HEAD_S:g} s") from None
         except (hello.Unreadable, ValueError) as error:
-            self._writer.write(_ALERT)
+            self._client.tell(_ALERT)
             raise Refused(str(error)) from None
         if named:
             _same(named, to)
@@ -216,7 +214,7 @@ class Visit:
         return data
 
     async def _due(self) -> bytes:
-        more = await self._reader.read(BUFFER)
+        more = await self._client.read()
         self._pieces += 1
         if not more or self._pieces > _PIECES:
             raise Refused("the first message ends in the middle" if not more else "it comes in too many pieces")
@@ -235,45 +233,46 @@ class Visit:
         self._begun(self.facts)
         return to, reached
 
-    async def _both(self, reached: Reached, up: AsyncIterator[bytes], *, ends: bool) -> None:
-        """Carry bytes both ways until the server has ended, or one side fails; with `ends`, the client's end too."""
+    async def _both(self, reached: Reached, up: AsyncIterator[bytes], *, rest: bool) -> None:
+        """Carry bytes both ways until the server has ended, or one side fails.
+
+        With `rest`, all that the client says after `up`, and its end.
+        """
 
         async def send() -> None:
             async for data in up:
-                self.facts.up += len(data)
-                reached.writer.write(data)
-                await reached.writer.drain()
-            if ends:
-                with contextlib.suppress(OSError):
-                    reached.writer.write_eof()
+                self._sent(len(data))
+                await reached.side.write(data)
+            if rest:
+                await self._client.carry(reached.side, self._sent)
+                reached.side.end()
             before = -1
             while before != self.facts.down:
                 before = self.facts.down
                 await asyncio.sleep(LEFT_S)
             raise Refused(f"the client has ended, and the server said nothing for {LEFT_S:g} s")
 
-        async def receive() -> None:
-            while data := await reached.reader.read(BUFFER):
-                self.facts.down += len(data)
-                self._writer.write(data)
-                await self._writer.drain()
-            with contextlib.suppress(OSError):
-                self._writer.write_eof()
-
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(send())
-                await receive()
+                await reached.side.carry(self._client, self._got)
+                self._client.end()
                 sending.cancel()
         except* (Refused, h11.ProtocolError) as wrong:
             raise wrong.exceptions[0] from None
         except* OSError:
             pass
 
+    def _sent(self, size: int) -> None:
+        self.facts.up += size
+
+    def _got(self, size: int) -> None:
+        self.facts.down += size
+
     async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
         async with asyncio.timeout(patience_s):
             while (event := parser.next_event()) is h11.NEED_DATA:
-                parser.receive_data(await self._reader.read(BUFFER))
+                parser.receive_data(await self._client.read())
         return event
 
     async def _more(self, data: bytes, enough: Callable[[bytes], bool]) -> bytes:
@@ -285,7 +284,7 @@ class Visit:
     def _say(self, status: int, refusal: Refused) -> None:
         text = "".join(char if " " <= char <= "~" else "?" for char in str(refusal))
         body = f"Shellback: {text}\n"
-        self._writer.write(
+        self._client.tell(
             f"HTTP/1.1 {status} {text}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
             f"Connection: close\r\n\r\n{body}".encode()
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shellback.exec.proxy import sides
+from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire.hosts import Hosts
 from tests.sandboxes import program_needed
@@ -114,15 +117,21 @@ async def scene(tmp_path: Path, anyio_backend: str) -> AsyncGenerator[Scene]:
         await found.ended.wait()
         writer.close()
 
-    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def visit(accepted: socket.socket) -> None:
         async def resolve(_host: str) -> list[str]:
             return found.addresses
 
-        one = Visit(found.hosts, resolve, (reader, writer), found.begun.append)
-        await one.serve()
-        writer.close()
-        found.visits.append(one.facts)
-        found.ended.set()
+        with Side(accepted) as client:
+            one = Visit(found.hosts, resolve, client, found.begun.append)
+            await one.serve()
+            found.visits.append(one.facts)
+            found.ended.set()
+            await client.leave()
+
+    async def visits(listener: socket.socket) -> None:
+        while True:
+            accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+            tasks.append(asyncio.ensure_future(visit(accepted)))
 
     context = certified(tmp_path)
     tasks: list[asyncio.Future[None]] = []
@@ -144,10 +153,15 @@ async def scene(tmp_path: Path, anyio_backend: str) -> AsyncGenerator[Scene]:
             return port
 
         found.web, found.tls, found.echo = await serving(web), await serving(echo, context), await serving(echo)
-        found.proxy, found.late, found.mute = await serving(visit), await serving(late), await serving(mute)
+        found.late, found.mute = await serving(late), await serving(mute)
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setblocking(False)
+        found.proxy = listener.getsockname()[1]
+        accepting = asyncio.ensure_future(visits(listener))
         ports = [f"example.org:{port}" for port in (found.web, found.tls, found.echo, found.late, found.mute)]
         found.hosts = Hosts(["example.org", *ports], ["127.0.0.0/8"])
         yield found
+        accepting.cancel()
         assert not tasks or not (await asyncio.wait(tasks, timeout=20))[1]
 
 
@@ -209,7 +223,9 @@ async def test_a_request_with_two_lengths_is_read_as_servers_have_to_read_it(sce
 
 async def test_a_server_that_answers_late_is_waited_for(scene: Scene) -> None:
     """Servers take the end of the stream for that of the client: uvicorn, Go and Node then answer nothing."""
-    answer = await scene.ask(f"GET http://example.org:{scene.late}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    request = f"GET http://example.org:{scene.late}/ HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    assert (await scene.ask(request)).endswith(b"late")
+    answer = await scene.ask(request, whole=True)
     assert answer.endswith(b"late")
 
 
@@ -309,13 +325,13 @@ async def test_a_request_in_a_tunnel_has_to_name_the_host_of_the_tunnel(scene: S
 
 async def test_only_tls_goes_to_443_and_only_http_to_80(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     reached: list[int] = []
-    real = asyncio.open_connection
+    real = sides.connected
 
-    async def redirected(host: str, port: int, **more: int) -> Streams:
+    async def redirected(address: str, port: int) -> Side:
         reached.append(port)
-        return await real(host, {80: scene.web, 443: scene.tls}.get(port, port), **more)
+        return await real(address, {80: scene.web, 443: scene.tls}.get(port, port))
 
-    monkeypatch.setattr("shellback.exec.proxy.reach.asyncio.open_connection", redirected)
+    monkeypatch.setattr("shellback.exec.proxy.reach.connected", redirected)
     for port, word in ((443, "only TLS"), (80, "no HTTP request")):
         await scene.ask(
             f"CONNECT example.org:{port} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), b"\x00\x01 anything\r\n\r\n"
