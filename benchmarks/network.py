@@ -1,0 +1,162 @@
+"""The proxy of the list of hosts, beside direct connections: how soon one is made, how fast it is, what many cost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Final
+
+from benchmarks.bulk import MB, pss
+from benchmarks.harness import Bench, Figure, Options, Reading, alternate, floor_ms, ms
+from shellback.exec.wire.sandbox import PROXY_CONTROL
+
+BYTES: Final = 1 << 30
+PIECE: Final = 1 << 20
+MANY: Final = 500
+_LOCAL: Final = "127.0.0.1"
+_PROGRAM: Final = f"""
+import os, sys
+os.dup2(int(sys.argv.pop()), {PROXY_CONTROL})
+from shellback.exec.proxy.program import main
+main()
+"""
+_SERVER: Final = f"""
+import socket, threading
+def serve(one):
+    with one:
+        said = one.recv({PIECE}).split()
+        wanted = int(said[1]) if said else 0
+        piece = memoryview(bytes({PIECE}))
+        while wanted > 0:
+            one.sendall(piece[:wanted])
+            wanted -= {PIECE}
+        one.recv(1)
+with socket.create_server(("{_LOCAL}", 0), backlog={MANY}) as listener:
+    print(listener.getsockname()[1], flush=True)
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+class Scene:
+    """A server of bytes and a proxy before it, each a process of its own."""
+
+    def __init__(self, server: int, proxy: int, pid: int) -> None:
+        self._server, self._proxy, self.pid = server, proxy, pid
+        self._piece = bytearray(PIECE)
+
+    def connected(self, *, direct: bool) -> tuple[socket.socket, float]:
+        """A connection to the server, and the seconds that it took."""
+        began = time.perf_counter()
+        made = socket.create_connection((_LOCAL, self._server if direct else self._proxy))
+        if not direct:
+            made.sendall(f"CONNECT {_LOCAL}:{self._server} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            if b" 200 " not in (said := made.recv(PIECE)):
+                raise RuntimeError(said.decode())
+        return made, time.perf_counter() - began
+
+    def got(self, *, direct: bool) -> float:
+        """Seconds that a server's bytes take."""
+        made, _ = self.connected(direct=direct)
+        with made:
+            began, left = time.perf_counter(), BYTES
+            made.sendall(b"SSH %d \r\n" % BYTES)
+            while left:
+                left -= made.recv_into(self._piece) or _gone()
+            return time.perf_counter() - began
+
+
+def _gone() -> int:
+    raise RuntimeError("the connection ended too early")
+
+
+@contextlib.asynccontextmanager
+async def _scene() -> AsyncGenerator[Scene]:
+    with contextlib.ExitStack() as stack:
+
+        def began(code: str, *args: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+            argv = [sys.executable, "-c", code, *args]
+            found = subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=fds)
+            stack.callback(found.wait)
+            stack.callback(found.kill)
+            return found
+
+        server = began(_SERVER)
+        port = int(server.stdout.readline()) if server.stdout else 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = stack.enter_context(socket.create_server((_LOCAL, 0), backlog=MANY))
+        stack.enter_context(ours)
+        with theirs:
+            proxy = began(_PROGRAM, str(theirs.fileno()), fds=(theirs.fileno(),))
+        facts = {"key": "bench", "op": "serve", "hosts": [f"{_LOCAL}:{port}"], "private": [], "scope": "bench"}
+        socket.send_fds(ours, [json.dumps(facts).encode()], [listener.fileno()])
+        scene = Scene(port, listener.getsockname()[1], proxy.pid)
+        (await asyncio.to_thread(scene.connected, direct=False))[0].close()
+        yield scene
+
+
+def run(options: Options) -> Mapping[str, Reading]:
+    return asyncio.run(_measured(options))
+
+
+async def _measured(options: Options) -> Mapping[str, Reading]:
+    async def connected(*, direct: bool) -> float:
+        made, seconds = await asyncio.to_thread(scene.connected, direct=direct)
+        made.close()
+        return seconds
+
+    async def got(*, direct: bool) -> float:
+        return await asyncio.to_thread(scene.got, direct=direct)
+
+    async with _scene() as scene:
+        floor = await floor_ms(options.samples(100))
+        ours, plain = await alternate(
+            options.samples(), lambda: connected(direct=False), lambda: connected(direct=True)
+        )
+        slow, fast = await alternate(
+            options.samples(30) // 6, lambda: got(direct=False), lambda: got(direct=True), warm_up=1
+        )
+        with contextlib.ExitStack() as stack:
+            for _ in range(MANY):
+                stack.enter_context((await asyncio.to_thread(scene.connected, direct=False))[0])
+            memory = pss(scene.pid) / MB
+    return {
+        CONNECTION: Reading(measured=ms(ours), baseline=ms(plain), floor=floor),
+        DOWNLOAD: Reading(measured=BYTES / slow / MB, baseline=BYTES / fast / MB),
+        MEMORY: Reading(measured=memory),
+    }
+
+
+CONNECTION: Final = "connection through the proxy"
+DOWNLOAD: Final = "1 GiB through the proxy"
+MEMORY: Final = f"{MANY} connections of the proxy"
+BENCHES: Final = (
+    Bench(
+        name="network",
+        run=run,
+        figures=(
+            Figure(
+                name=CONNECTION,
+                says="until a tunnel to a server of this machine stands; over a direct connection",
+                compare="difference",
+                limit=1.0,
+                scaled=True,
+            ),
+            Figure(
+                name=DOWNLOAD,
+                says="from a server of this machine, in a tunnel; of the speed of a direct connection",
+                unit="MB/s",
+                compare="ratio",
+                limit=0.7,
+                at_least=True,
+            ),
+            Figure(name=MEMORY, says="memory (Pss) of the proxy with that many open", unit="MB", limit=40.0),
+        ),
+    ),
+)
