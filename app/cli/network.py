@@ -48,6 +48,7 @@ def network(conversation: str | None, suggest: bool) -> None:
     table: Columns[Connection] = {
         "WHEN": lambda one: stamp(one.at),
         "CONVERSATION": lambda one: one.scope,
+        "SESSION": lambda one: one.session or "-",
         "HOST": lambda one: f"{one.host}:{one.port}" if one.host else "-",
         "ADDRESS": lambda one: one.address or "-",
         "SENT": lambda one: one.up,

@@ -58,6 +58,8 @@ def test_a_command_reaches_a_listed_host_and_what_it_asked_for_in_vain_is_sugges
     assert "hello from the host" in answer
     assert "403" in answer
     listed = facts(told(place, "network", "-c", "talk", "--json"))
+    (session,) = {one["session"] for one in listed}
+    assert session in told(place, "ps", "--all").stdout
     assert [(one["host"], one["port"], bool(one["refused"])) for one in listed] == [
         ("127.0.0.1", port, False),
         ("other.example", 8443, True),

@@ -26,16 +26,15 @@ from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.hosts import Hosts
-from shellback.exec.wire.sandbox import PROXY_PORT, Bounds, Sandbox
+from shellback.exec.wire.sandbox import PROXY, Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
 _NAMED: Final = 30
 """As many hosts of a list are named to a model."""
-_PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), _PROXY),
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), PROXY),
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
     "NODE_USE_ENV_PROXY": "1",
 }

@@ -23,6 +23,7 @@ from shellback.exec.core.model import (
 )
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest, exit_record
+from shellback.exec.wire.sandbox import named
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Supervised:
         request = StartRequest(
             session_id=session.id,
             argv=plan.argv,
-            env=plan.env,
+            env=named(plan.env, session.id),
             cwd=plan.cwd,
             boot_id=session.boot_id,
             uid=plan.uid,

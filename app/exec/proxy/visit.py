@@ -6,6 +6,7 @@ What goes through a tunnel is read as far as it names a server: that has to be t
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import re
@@ -18,6 +19,7 @@ import h11
 from shellback.exec.proxy import hello
 from shellback.exec.proxy.reach import Goal, Reached, Refused, Resolve, goal, reach
 from shellback.exec.proxy.sides import Side
+from shellback.exec.wire.fields import SESSION_ID
 from shellback.exec.wire.hosts import Hosts, canonical, is_address, number, split
 
 HEAD_S: Final = 20.0
@@ -29,6 +31,7 @@ HEAD_BYTES: Final = 1 << 16
 _SOCKS: Final = 5
 _OK, _DENIED, _UNREACHABLE, _UNKNOWN = 0, 2, 4, 7
 _NAME, _IPV4, _IPV6 = 3, 1, 4
+_PASSWORD: Final = 2
 _NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
 _HOPS: Final = frozenset({b"connection", b"keep-alive", b"host", b"te", b"trailer", b"upgrade", b"expect"})
 _FRAMES: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -41,8 +44,9 @@ _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 
 @dataclass(slots=True)
 class Facts:
-    """What is known about a connection; `up` and `down` are bytes."""
+    """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself."""
 
+    session: str = ""
     host: str = ""
     port: int = 0
     address: str = ""
@@ -100,11 +104,20 @@ class Visit:
 
     async def _socks(self, data: bytes) -> None:
         data = await self._more(data, lambda got: len(got) >= 2 and len(got) >= 2 + got[1])
-        if 0 not in data[2 : 2 + data[1]]:
+        ways, data = data[2 : 2 + data[1]], data[2 + data[1] :]
+        if _PASSWORD in ways:
+            # RFC 1929. It is no secret, but tells the session.
+            self._client.tell(bytes([_SOCKS, _PASSWORD]))
+            data = await self._more(data, lambda got: len(got) >= 2 and len(got) > 2 + got[1] + _last(got))
+            self._named(data[2 : 2 + data[1]])
+            self._client.tell(b"\x01\x00")
+            data = data[3 + data[1] + _last(data) :]
+        elif 0 in ways:
+            self._client.tell(bytes([_SOCKS, 0]))
+        else:
             self._client.tell(bytes([_SOCKS, 0xFF]))
-            raise Refused("SOCKS with a password")
-        self._client.tell(bytes([_SOCKS, 0]))
-        data = await self._more(data[2 + data[1] :], lambda got: len(got) >= 7 and len(got) >= _socks_size(got))
+            raise Refused("SOCKS with another kind of login")
+        data = await self._more(data, lambda got: len(got) >= 7 and len(got) >= _socks_size(got))
         size = _socks_size(data)
         if data[:2] != bytes([_SOCKS, 1]):
             self._client.tell(bytes([_SOCKS, _UNKNOWN, 0]) + _NOWHERE)
@@ -128,6 +141,8 @@ class Visit:
             if not isinstance(asked, h11.Request):
                 return
             connects = asked.method == b"CONNECT" and tunnel is None
+            if tunnel is None:
+                self._named(_user(asked))
             where, path = (
                 (_authority(asked.target, ""), b"") if connects else _asked(asked, tunnel[0] if tunnel else None)
             )
@@ -220,6 +235,11 @@ class Visit:
             raise Refused("the first message ends in the middle" if not more else "it comes in too many pieces")
         return more
 
+    def _named(self, user: bytes) -> None:
+        name = user.decode("latin-1")
+        if SESSION_ID.match(name):
+            self.facts.session = name
+
     # -- parts -----------------------------------------------------------------------------------
 
     async def _reach(self, host: str, port: str) -> tuple[Goal, Reached]:
@@ -288,6 +308,21 @@ class Visit:
             f"HTTP/1.1 {status} {text}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
             f"Connection: close\r\n\r\n{body}".encode()
         )
+
+
+def _last(data: bytes) -> int:
+    """The length of the password in a login of SOCKS, as far as it has come."""
+    after = 2 + data[1]
+    return data[after] if len(data) > after else 0
+
+
+def _user(asked: h11.Request) -> bytes:
+    """The user of the proxy whom a request names."""
+    given = next((value for key, value in asked.headers if key == b"proxy-authorization"), b"")
+    kind, _, word = given.partition(b" ")
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(word, validate=True).partition(b":")[0] if kind.lower() == b"basic" else b""
+    return b""
 
 
 def _socks_size(data: bytes) -> int:

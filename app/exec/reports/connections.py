@@ -16,8 +16,8 @@ from shellback.exec.wire import layout
 class Connection:
     """One connection, or one that was refused. `scope` is the conversation, `rule` the entry that allowed it.
 
-    `at` is in seconds since the epoch, `up` and `down` in bytes. `seconds` is None while it is open, and for one whose
-    proxy was killed.
+    `session` is what the program says of itself, "" if nothing: nobody checks it. `at` is in seconds since the epoch,
+    `up` and `down` in bytes. `seconds` is None while it is open, and for one whose proxy was killed.
     """
 
     id: str
@@ -25,6 +25,7 @@ class Connection:
     scope: str
     host: str
     port: int
+    session: str = ""
     address: str = ""
     rule: str = ""
     refused: str = ""

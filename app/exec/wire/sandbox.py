@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Final, cast
 
@@ -31,6 +31,7 @@ CONTAINED: Final = "/workspace"
 
 PROXY_PORT: Final = 3128
 """Of the loopback of an instance with a list of hosts; the proxy accepts there."""
+PROXY: Final = f"http://127.0.0.1:{PROXY_PORT}"
 PROXY_CONTROL: Final = 3
 """The descriptor on which the proxy is told what to serve."""
 PROXY_MESSAGE: Final = 1 << 16
@@ -47,6 +48,16 @@ _WORDS: Final = ("view", "fixed", "readonly", "masked", "stubs", "pinned", "hidd
 def _above(path: str) -> Iterator[str]:
     while path := path.rpartition("/")[0]:
         yield path
+
+
+def named(env: Mapping[str, str], session: str) -> dict[str, str]:
+    """The environment of a command, with its session as the user of the proxy: records then say who connected.
+
+    Some programs name a user only together with a password; any will do.
+    """
+    return {
+        key: f"http://{session}:x@127.0.0.1:{PROXY_PORT}" if value == PROXY else value for key, value in env.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import socket
 import ssl
@@ -350,8 +351,24 @@ async def test_only_tls_goes_to_443_and_only_http_to_80(scene: Scene, monkeypatc
 async def test_socks_gives_connections_only(scene: Scene) -> None:
     assert (await scene.ask(socks("example.org", scene.echo, command=3)))[2:4] == b"\x05\x07"
     assert (await scene.ask(socks("example.net", 443)))[2:4] == b"\x05\x02"
-    assert (await scene.ask(b"\x05\x01\x02")) == b"\x05\xff"
+    assert (await scene.ask(b"\x05\x01\x01")) == b"\x05\xff"
     assert not scene.begun
+
+
+async def test_the_user_of_the_proxy_is_the_session_and_reaches_no_server(scene: Scene) -> None:
+    word = base64.b64encode(b"s1.a:x").decode()
+    url = f"http://example.org:{scene.web}/"
+    await scene.ask(f"GET {url} HTTP/1.1\r\nHost: a\r\nProxy-Authorization: Basic {word}\r\n\r\n".encode())
+    login, goal = b"\x05\x02\x00\x02\x01\x04s1.b\x01x", socks("example.org", scene.web)[3:]
+    request = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
+    for cut in (2, 5, 9, len(login)):
+        answer = await scene.ask(login[:cut], login[cut:] + goal + request)
+        assert answer.startswith(b"\x05\x02\x01\x00\x05\x00")
+        assert answer.endswith(b"hello")
+    for said in ("Basic !", "Basic", f"Bearer {word}", "Basic " + base64.b64encode(b"../x y").decode()):
+        await scene.ask(f"GET {url} HTTP/1.1\r\nHost: a\r\nProxy-Authorization: {said}\r\n\r\n".encode())
+    assert [one.session for one in scene.visits] == ["s1.a", *["s1.b"] * 4, *[""] * 4]
+    assert not [head for head in scene.heard if word.encode() in head or b"s1." in head]
 
 
 @pytest.mark.parametrize(
