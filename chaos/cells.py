@@ -27,7 +27,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
 
-and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
+A directory of a conversation is made and removed (directory.*) in tests/integration/backends/test_directories.py.
+Beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
 command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
 passes the same points from the claim to the end, and those of a task (task.*): made, its answer sent, the end before
 its row, and cancelled while the process runs.
@@ -46,6 +47,7 @@ Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
 KEPT_BY_TESTS: Final = (
+    "directory.",
     "retention.",
     "file.",
     "shell.",

@@ -21,7 +21,7 @@ from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.shell.permit import HELD
 from shellback.storage import rules as store
 from shellback.storage import sessions
-from shellback.storage.db import Database
+from shellback.storage.db import CONNECTIONS, Database
 from shellback.storage.rows import now
 from shellback.storage.sessions import SqlSessionStore
 from shellback.storage.tables import approvals as rows
@@ -109,7 +109,7 @@ def office(database: Database) -> Office:
 def test_five_hundred_uses_of_one_approval_at_once_are_one_start(office: Office) -> None:
     request = office.approved(a_call())
 
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
         came = list(pool.map(office.claim, range(USES), [request] * USES))
     started = [one for one in came if one.startswith("s")]
     refusals = Counter(one for one in came if not one.startswith("s"))
