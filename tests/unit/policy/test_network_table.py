@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.rules.file import load, network
 from shellback.exec.wire.hosts import Hosts
 from shellback.settings import Settings
+from shellback.wiring import wiring
 from shellback.wiring.choice import choose, made
 from tests.sandboxes import needed
 
@@ -135,6 +138,14 @@ def test_programs_find_the_proxy_where_only_a_person_is_asked(file: Path) -> Non
     backend = made(settings(file, NETWORK="ask"), "bubblewrap")
     spec = command_spec(command="true", workspace=backend.workspace, limits=Limits())
     assert "HTTPS_PROXY" in asyncio.run(backend.plan(spec, "talk")).env
+
+
+@pytest.mark.parametrize("network", ["list", "ask"])
+def test_containers_from_before_the_list_can_be_removed(file: Path, network: str) -> None:
+    place: Any = SimpleNamespace(
+        settings=settings(file, NETWORK=network), home=file.parent / "home", database=None, host_id="h"
+    )
+    assert wiring.containers(place, "c1") is not None
 
 
 def test_the_list_is_shown_to_who_approves_and_is_part_of_the_digest(file: Path) -> None:
