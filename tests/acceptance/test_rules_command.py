@@ -107,7 +107,7 @@ def test_nothing_changes_a_denial(place: Stage) -> None:
         (("add", "allow", "--", "npm test"), ("one word with a blank",)),
         (("add", "allow", "--path", "a/**/../b", "--", "rm"), ("--path", "leads anywhere")),
         (("add", "maybe", "--", "ls"), ("maybe",)),
-        (("add", "allow"), ("Missing argument",)),
+        (("add", "allow"), ("give the words of a command, or --connect",)),
         (("add", "allow", "--days", "1000", "--", "make"), ("--days",)),
     ],
 )
