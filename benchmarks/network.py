@@ -119,9 +119,7 @@ async def _measured(options: Options) -> Mapping[str, Reading]:
         ours, plain = await alternate(
             options.samples(), lambda: connected(direct=False), lambda: connected(direct=True)
         )
-        slow, fast = await alternate(
-            options.samples(30) // 6, lambda: got(direct=False), lambda: got(direct=True), warm_up=1
-        )
+        slow, fast = await alternate(options.samples(5), lambda: got(direct=False), lambda: got(direct=True), warm_up=1)
         with contextlib.ExitStack() as stack:
             for _ in range(MANY):
                 stack.enter_context((await asyncio.to_thread(scene.connected, direct=False))[0])
