@@ -19,7 +19,7 @@ from shellback.client.following import Once, Position, Tail, require_kept, shown
 from shellback.client.freshness import home_of
 from shellback.client.operations import OPERATIONS, Asking, require_conversation
 from shellback.client.processes import Asks
-from shellback.exec.core.waits import Ring
+from shellback.exec.wire.ring import Ring
 from shellback.wiring import wiring
 from shellback.work.queue.queues import LOOK_S
 

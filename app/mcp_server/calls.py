@@ -12,10 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from shellback.exec.core.threads import cancelled
-from shellback.exec.core.waits import Ring
 from shellback.exec.engine.engine import Engine
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.tools.toolset import ExecTools
+from shellback.exec.wire.ring import Ring
 from shellback.mcp_server.answer import Asked
 from shellback.mcp_server.connection import Connection, context_of
 from shellback.mcp_server.listing import GROUPS, described

@@ -12,11 +12,11 @@ from typing import Any, Final
 from shellback.exec.core.display import visible
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import Session, SessionId
-from shellback.exec.core.waits import Ring
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.registry import CACHED
 from shellback.exec.reports.blocks import in_background
+from shellback.exec.wire.ring import Ring
 from shellback.mcp_server.answer import Ended
 
 REST_S: Final = 1.0

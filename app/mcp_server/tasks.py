@@ -20,9 +20,9 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.identity import call_key, session_id
 from shellback.exec.core.threads import cancelled
-from shellback.exec.core.waits import Ring
 from shellback.exec.tools.registry import tools as all_tools
 from shellback.exec.wire.crashpoints import reach
+from shellback.exec.wire.ring import Ring
 from shellback.mcp_server import asking, requests, task_rows
 from shellback.mcp_server.answer import Answer, Asked, Task, UnknownTask, UnknownTool, Way
 from shellback.mcp_server.listing import group_of

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final
 
-from shellback.exec.core.waits import Ring
+from shellback.exec.wire.ring import Ring
 from shellback.storage import tokens
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError

@@ -1,4 +1,4 @@
-"""Ways to wait: on an event loop for a ring, and without one for a coroutine on the loop of another thread."""
+"""Ways to wait without an event loop for a coroutine on the loop of another thread."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Ring:
-    """Wakes all who wait. Who takes `next` before it looks, and waits for that, misses no ring in between."""
-
-    def __init__(self) -> None:
-        self.next = asyncio.Event()
-        """Set at the next ring."""
-
-    def ring(self) -> None:
-        """Wake all who wait."""
-        rung, self.next = self.next, asyncio.Event()
-        rung.set()
 
 
 def waited(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:

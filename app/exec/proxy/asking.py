@@ -21,6 +21,7 @@ from shellback.exec.proxy.reach import Refused
 from shellback.exec.wire import layout
 from shellback.exec.wire.descriptors import short
 from shellback.exec.wire.hosts import Entry, place
+from shellback.exec.wire.ring import Ring
 
 QUESTIONS: Final = 20
 """Hosts about which the connections of one conversation wait at a time."""
@@ -56,7 +57,7 @@ class Asking:
     def __init__(self, home: str | None) -> None:
         self._home = None if home is None else Path(home)
         self._open: dict[tuple[str, str, int], tuple[_Question, asyncio.Task[Entry]]] = {}
-        self._rung = asyncio.Event()
+        self._rung = Ring()
         self._bell: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
@@ -118,7 +119,7 @@ class Asking:
 
     async def _decided(self, question: _Question) -> Entry:
         while True:
-            rung = self._rung
+            rung = self._rung.next
             for name in self._receptions():
                 # It has ended, or cannot answer: the next one finds the request.
                 with contextlib.suppress(OSError, ValueError):
@@ -164,5 +165,4 @@ class Asking:
         with contextlib.suppress(BlockingIOError):
             while True:
                 bell.recv(1)
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        self._rung.ring()

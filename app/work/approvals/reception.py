@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core.waits import Ring
 from shellback.exec.link.counter import Counter
 from shellback.exec.wire import layout
+from shellback.exec.wire.ring import Ring
 from shellback.storage.db import Database
 from shellback.work.approvals import connecting
 from shellback.work.approvals.connecting import Answer, Question, Terms
