@@ -215,10 +215,14 @@ def credentials(backend: ChosenBackend) -> Sequence[Credential]:
 
 def lent(settings: Settings, backend: ChosenBackend) -> dict[str, str]:
     """The values of variables among these, sealed for the proxy, which reads files itself; blocks."""
+    found = [one for one in credentials(backend) if not one.file]
+    if not found:
+        return {}
+    # It loads cryptography, which a worker without such values does not need.
     from shellback.exec.proxy.authority import sealed
 
     place = settings.shellback_home / layout.AUTHORITY
-    return {one.lent_as: sealed(place, one.value) for one in credentials(backend) if not one.file}
+    return {one.lent_as: sealed(place, one.value) for one in found}
 
 
 def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:

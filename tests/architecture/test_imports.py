@@ -95,6 +95,18 @@ def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
     assert {name for name in names if "." not in name} - sys.stdlib_module_names <= {"shellback", "__main__"}
 
 
+def test_without_credentials_neither_worker_nor_proxy_loads_cryptography() -> None:
+    program = """
+from types import SimpleNamespace
+import shellback.exec.proxy.program
+from shellback.wiring.choice import lent
+assert lent(None, SimpleNamespace(reached=False)) == {}
+"""
+    names = loaded(program)
+    assert names >= {"h11", "shellback.wiring.choice"}
+    assert "cryptography" not in names
+
+
 @pytest.mark.parametrize("name", shellback.exec.__all__)
 def test_every_name_that_the_library_exports_exists(name: str) -> None:
     assert getattr(shellback.exec, name) is not None

@@ -34,6 +34,7 @@ from shellback.exec.proxy.requests import (
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.tls import Tls
 from shellback.exec.wire.credentials import BASIC, BEARER, Credential, Unusable
+from shellback.exec.wire.ring import Ring
 
 if TYPE_CHECKING:
     from shellback.exec.proxy.visit import Facts
@@ -53,13 +54,12 @@ class Lent:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
-        self._came = asyncio.Event()
+        self._came = Ring()
 
     def take(self, name: str, value: str) -> None:
         """Have this value from now on."""
         self._values[name] = value
-        self._came.set()
-        self._came = asyncio.Event()
+        self._came.ring()
 
     async def of(self, credential: Credential) -> str:
         """The value of a credential as it is now; raises Refused."""
@@ -71,7 +71,7 @@ class Lent:
         try:
             async with asyncio.timeout(LEND_S):
                 while credential.lent_as not in self._values:
-                    await self._came.wait()
+                    await self._came.next.wait()
         except TimeoutError:
             raise Refused(
                 f"credential {credential.name}: no worker has lent its value since the supervisor began: start one",
@@ -86,6 +86,11 @@ class Injector:
     def __init__(self, authority: Authority, lent: Lent) -> None:
         self._authority = authority
         self._lent = lent
+
+    def lend(self, name: str, text: str) -> None:
+        """Have a value that was sealed as this text; one that cannot be opened is missed by whoever asks for it."""
+        with contextlib.suppress(OSError, ValueError):
+            self._lent.take(name, self._authority.opened(text))
 
     async def serve(
         self, key: str, credential: Credential, to: Goal, sides: tuple[Side, Side], first: bytes, facts: Facts

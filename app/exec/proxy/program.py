@@ -7,7 +7,6 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import resource
@@ -17,13 +16,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shellback.exec.proxy.asking import Asking
-from shellback.exec.proxy.authority import Authority
-from shellback.exec.proxy.injecting import Injector, Lent
 from shellback.exec.proxy.journal import Journal
 from shellback.exec.proxy.reach import Lookups
 from shellback.exec.proxy.sides import Side
@@ -32,6 +29,9 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
+
+if TYPE_CHECKING:
+    from shellback.exec.proxy.injecting import Injector
 
 CONNECTIONS: Final = 512
 """At a time, of one sandbox instance."""
@@ -56,15 +56,16 @@ class Served:
 
 
 class Proxy:
-    """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted."""
+    """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted.
 
-    def __init__(self, journal: Journal, asking: Asking, room: int, authority: Authority | None = None) -> None:
-        self._journal = journal
+    `home` is the state directory; without one it keeps no records, and puts no credentials into requests.
+    """
+
+    def __init__(self, home: str | None, asking: Asking, room: int) -> None:
+        self._home = home
+        self._journal = Journal(home and os.path.join(home, layout.NETWORK))
         self._asking = asking
         self._room = room
-        self._lent = Lent()
-        self._authority = authority
-        self._injector = None if authority is None else Injector(authority, self._lent)
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
 
@@ -92,10 +93,8 @@ class Proxy:
             return
         message = json.loads(data)
         if message["op"] == "lend":
-            if self._authority is not None:
-                # Whoever asks for a value that cannot be opened is told that it is missed.
-                with contextlib.suppress(OSError, ValueError):
-                    self._lent.take(message["name"], self._authority.opened(message["value"]))
+            if self._injector is not None:
+                self._injector.lend(message["name"], message["value"])
             return
         key = message["key"]
         if (former := self._served.pop(key, None)) is not None:
@@ -147,18 +146,28 @@ class Proxy:
         def note(facts: Facts, **more: object) -> None:
             self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
 
+        hosts, allow, inject = served.hosts, None, None
+        if hosts.ask_s:
+            allow = partial(self._asking.allow, served.scope, hosts.ask_s, partial(_there, accepted))
+        if hosts.credentials and self._injector is not None:
+            inject = partial(self._injector.serve, served.key)
         accepted.setblocking(False)
-        allow = partial(self._asking.allow, served.scope, served.hosts.ask_s, partial(_there, accepted))
         with Side(accepted) as client:
-            allow = allow if served.hosts.ask_s else None
-            inject = None if self._injector is None else partial(self._injector.serve, served.key)
-            visit = Visit(served.hosts, served.lookups.resolve, client, note, allow, inject)
+            visit = Visit(hosts, served.lookups.resolve, client, note, allow, inject)
             try:
                 await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
             finally:
                 if visit.facts.host or visit.facts.refused:
                     note(visit.facts, seconds=round(time.monotonic() - began, 3))
             await client.leave()
+
+    @cached_property
+    def _injector(self) -> Injector | None:
+        # They load cryptography, which takes more memory than all the rest.
+        from shellback.exec.proxy.authority import Authority
+        from shellback.exec.proxy.injecting import Injector, Lent
+
+        return None if self._home is None else Injector(Authority(Path(self._home, layout.AUTHORITY)), Lent())
 
 
 def _there(accepted: socket.socket) -> bool:
@@ -171,9 +180,7 @@ def _there(accepted: socket.socket) -> bool:
 async def _run(control: socket.socket, home: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
     async with Asking(home) as asking:
-        journal = Journal(home and os.path.join(home, layout.NETWORK))
-        authority = home and Authority(Path(home, layout.AUTHORITY))
-        await Proxy(journal, asking, room, authority or None).obey(control)
+        await Proxy(home, asking, room).obey(control)
 
 
 def main() -> None:
