@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -104,9 +105,13 @@ async def _sandboxed(ground: Ground, made: Scene, probes: Sequence[Probe], way: 
     _ = made.after
     if MARK not in text and way == "moved":
         return {probes[0].name: " ".join(text.split())[-200:]}
+    said = _said(text)
+    if session.end and session.end.signal == signal.SIGKILL:  # memory ran out: the kernel chose the one that attempts
+        cut = next((probe.name for probe in probes if probe.name not in said), None)
+        return said | ({cut: "the kernel ended the attempt"} if cut else {})
     if MARK not in text:
         raise RuntimeError(f"nothing was attempted ({session.end}): {text[-2000:]}")
-    return _said(text)
+    return said
 
 
 async def _neighbour(ground: Ground, engine: Engine, made: Scene, conversation: str) -> dict[str, object]:

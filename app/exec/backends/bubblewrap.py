@@ -244,7 +244,9 @@ class BubblewrapBackend(ChosenBackend):
         sandbox = self.sandbox(spec.profile, scope, covers)
         proxied: dict[str, str] = {}
         if sandbox.proxied and spec.env_mode == "extend":
-            proxied = {**PROXIED, **await asyncio.to_thread(self._credentials, sandbox.key)}
+            proxied = PROXIED
+            if self.secrets:
+                proxied = PROXIED | await asyncio.to_thread(self._credentials, sandbox.key)
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
             argv=argv,

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,6 +18,7 @@ from shellback.exec.supervisor.process.job import ITSELF, Job
 from shellback.exec.supervisor.records.records import ABANDONED, Records, Unreadable
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.peers import peer_of
 from shellback.exec.wire.protocol import Message
 
 DESCRIPTION: Final = layout.CONTAINER
@@ -71,8 +71,7 @@ def peer(home: Path) -> int:
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection,
     ):
         connection.connect(f"/proc/self/fd/{folder}/{layout.SOCKET}")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[0])
+        return peer_of(connection)[0]
     return 0
 
 

@@ -208,22 +208,22 @@ class Visit:
 
     async def _tunnel(self, to: Goal, reached: Reached, first: bytes) -> None:
         async def named() -> AsyncIterator[bytes]:
-            if data := first or await self._client.read():
-                yield await self._checked(to, data)
+            yield await self._checked(to, first)
 
         credential = self._hosts.credential(to.host, to.port)
         if to.port == PORTS["http"]:
             await self._http(first, (to, reached))
-        elif credential is not None and self._inject is not None:
-            async for data in named():
-                if data[0] != hello.RECORD:
-                    raise Refused(f"only TLS goes to {to.host}:{to.port}, which has the credential {credential.name}")
-                await self._inject(credential, to, (self._client, reached.side), data, self.facts)
-        else:
+        elif credential is None or self._inject is None:
             await self._both(reached, named(), rest=True)
+        elif data := await self._checked(to, first):
+            if data[0] != hello.RECORD:
+                raise Refused(f"only TLS goes to {to.host}:{to.port}, which has the credential {credential.name}")
+            await self._inject(credential, to, (self._client, reached.side), data, self.facts)
 
     async def _checked(self, to: Goal, data: bytes) -> bytes:
-        """The first bytes of a client, once they name the host that was allowed, or are no HTTP."""
+        """What a client says first, once it names the host that was allowed, or is no HTTP; nothing if it has ended."""
+        if not (data := data or await self._client.read()):
+            return data
         try:
             async with asyncio.timeout(HEAD_S):
                 if data[0] == hello.RECORD:
@@ -389,5 +389,5 @@ def _names(data: bytes, to: Goal) -> bool:
     asked = parser.next_event()
     if not isinstance(asked, h11.Request):
         return False
-    _asked(asked, to)
+    path_inside(asked.target, host_in(asked.headers), to)
     return True

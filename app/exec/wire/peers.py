@@ -7,7 +7,13 @@ import socket
 import struct
 
 
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """The pid, user and group of the process at the other end; raises OSError."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", found)
+    return pid, uid, gid
+
+
 def peer_is_ours(connection: socket.socket) -> bool:
     """Whether a process of our user is at the other end."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.geteuid()
+    return peer_of(connection)[1] == os.geteuid()
