@@ -74,7 +74,7 @@ mailbox: Final = sa.Table(
     metadata,
     sa.Column("id", BigId, primary_key=True, autoincrement=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),  # message, exit, watch, typed, turn_failed
+    sa.Column("kind", sa.String(32), nullable=False),  # message, exit, watch, connect, typed, turn_failed
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("dedupe_key", sa.String(200), unique=True),
     sa.Column("payload", sa.JSON, nullable=False),

@@ -201,7 +201,7 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
 
 
-def _receptions(where: Place, name: str, outbox: Outbox, *, once: bool) -> Sequence[Reception]:
+def _receptions(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Reception]:
     """Where proxies ask, if they ask at all; `name` is of this process, with `once` of no later one."""
     from shellback.exec.policy.rules.file import load
     from shellback.wiring.choice import ASK
@@ -224,6 +224,7 @@ def _receptions(where: Place, name: str, outbox: Outbox, *, once: bool) -> Seque
             once=once,
             host_id=where.host_id,
             database=where.database,
+            enqueuer=enqueuer,
             doorbell=a_doorbell(where),
             terms=terms,
         ),
@@ -406,7 +407,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_receptions(where, executor_id, outbox, once=False),
+                *_receptions(where, executor_id, enqueuer, outbox, once=False),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -461,7 +462,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_receptions(where, process, outbox, once=True),
+                *_receptions(where, process, enqueuer, outbox, once=True),
             ),
             loops=[notifier.run for notifier in notifiers],
         )

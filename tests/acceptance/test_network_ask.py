@@ -8,9 +8,12 @@ import threading
 from collections.abc import Generator
 
 import pytest
+import sqlalchemy as sa
 
 from shellback.exec.supervisor.process import procfs
+from shellback.storage.tables import turns
 from shellback.work.approvals.approvals import Request
+from shellback.work.queue.items import ItemType
 from tests.commands import PROGRAM, assert_refused, facts, shellback, told
 from tests.panes import pane
 from tests.sandboxes import needed, program_needed
@@ -212,6 +215,27 @@ def test_a_yes_that_comes_too_late_is_for_the_repeat(world: World) -> None:
     assert "hello from the host" in world.said(f"{GET} {world.url}")
     assert "nobody has decided" in world.said(f"{GET} {world.url}")
     assert world.asked().id != request.id
+
+
+@both
+@hurried
+def test_a_decision_that_comes_too_late_wakes_the_agent_once_whatever_is_killed(world: World) -> None:
+    place = world.place
+    worker = place.hire()
+    said = world.said(f"{GET} {world.url}")
+    request = world.asked()
+    assert request.id in said
+    worker.kill()
+    place.decide(request)
+    worker = place.hire()
+    item = f"CONNECT:{request.id}"
+    assert place.ended(item)["outcome"] == "answered"
+    assert f"127.0.0.1:{world.port} is allowed" in place.history("talk")
+    worker.kill()
+    place.hire()
+    assert "hello from the host" in world.said(f"{GET} {world.url}")
+    woken = sa.select(turns.c.id).where(turns.c.item_type == ItemType.CONNECT.value)
+    assert place.scalars(woken) == [item]
 
 
 @hurried

@@ -1,4 +1,4 @@
-"""Payload and prompt of EXEC_CALLBACK and EXEC_WATCH."""
+"""Payload and prompt of EXEC_CALLBACK, EXEC_WATCH and CONNECT."""
 
 from __future__ import annotations
 
@@ -195,6 +195,22 @@ def _goes_on(payload: Mapping[str, Any]) -> str:
             return f"The watch is off. {read}"
         case _:
             return f"The watch is off, as the session has ended. {read}"
+
+
+def connect_text(payload: Mapping[str, Any]) -> str:
+    """The prompt of a decision about a host that came after the connections to it had given up."""
+    note = f" The reason: {_quoted(payload['note'])}." if payload["note"] else ""
+    held = " for this conversation" if payload["scope"] == "session" else ""
+    told = [
+        "A person has decided about a host after the connection had given up.",
+        f"{payload['connect']} is {'allowed' if payload['decision'] == 'approved' else payload['decision']}{held},"
+        f" by {_quoted(payload['by'])}.{note}",
+    ]
+    if payload["session_id"] is not None:
+        told.append(f"Session {payload['session_id']} had asked: {_quoted(payload['command'][:_COMMAND_CHARS])}.")
+    if payload["decision"] == "approved":
+        told.append("Repeat what failed if its result is still wanted.")
+    return "\n".join(told)
 
 
 def _quoted(text: str) -> str:

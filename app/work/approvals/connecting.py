@@ -2,7 +2,7 @@
 
 No turn asks, so none is resumed: the connection itself waits, or finds the decision when it is repeated. A yes that
 holds once is for what waited when it was given; if nothing did, for the next connection. Decisions hold as long as a
-request would have waited.
+request would have waited. A decision that no connection has had soon wakes the agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shellback.exec.policy.rules.matching import Hit, Rules
 from shellback.exec.wire.hosts import place
 from shellback.storage import rules as saved
 from shellback.storage.rows import change, count
-from shellback.storage.tables import approvals, sessions
+from shellback.storage.tables import approvals, conversations, sessions
 from shellback.work.approvals import audit
 from shellback.work.approvals.approvals import Request, get
 from shellback.work.approvals.asking import Proposed, ask
@@ -29,12 +29,20 @@ from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import APART_S
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
+from shellback.work.queue.items import connect_item
 from shellback.work.queue.mailbox import NO_TURN
+from shellback.work.queue.queues import Enqueuer
 
+LATE: Final = 200
+"""Decisions that one look for late ones finds."""
 ASKING_CHARS: Final = 2_000
 """Of the command that asks, as its request shows it."""
 USED: Final = "a connection"
-"""What a yes was used by."""
+"""What has had a decision."""
+TOLD: Final = "the agent was told"
+"""This, when a decision came after the last connection had given up."""
+SOON_S: Final = 2.0
+"""A connection that waits has a decision by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +102,65 @@ def judged(conn: sa.Connection, question: Question, terms: Terms) -> Answer:
         return Answer(refused=f"{question.place} is denied: {hit.reason}")
     last = _last(conn, question)
     if last is not None and _holds(last, question):
-        if last.state == "approved":
-            change(conn, approvals, last.id, state="used", used_by=USED)
-            audited(conn, "used", last)
+        _had(conn, last)
         return Answer(allowed=f"request {last.id}")
     if hit is not None and hit.effect == "allow":
         return _by_rule(conn, question, hit)
-    return _standing(last, question) or _asked(conn, question, terms)
+    return _standing(conn, last, question) or _asked(conn, question, terms)
 
 
 def decided(conn: sa.Connection, request_id: str) -> bool:
     """Whether a request waits no more."""
     return get(conn, request_id).state != "pending"
+
+
+def late(conn: sa.Connection, host_id: str) -> dict[str, float]:
+    """Decisions for agents of a host that no connection has had: by request, the seconds until `tell` is due."""
+    query = (
+        sa.select(approvals.c.id, approvals.c.decided_at)
+        .join(conversations, conversations.c.id == approvals.c.conversation_id)
+        .where(
+            approvals.c.turn_id == NO_TURN,
+            approvals.c.state.in_(("approved", "denied")),
+            approvals.c.used_by.is_(None),
+            conversations.c.host_id == host_id,
+            conversations.c.driver == mailbox.AGENT,
+        )
+        .limit(LATE)
+    )
+    now = time.time()
+    # A clock that was set back makes nobody wait for longer.
+    return {row.id: min(max(0.0, row.decided_at + SOON_S - now), SOON_S) for row in conn.execute(query)}
+
+
+def tell(conn: sa.Connection, enqueuer: Enqueuer, request_id: str) -> None:
+    """Wake the agent for a decision that no connection has had: its command gave up before. A repeat tells nothing."""
+    found = get(conn, request_id)
+    conversation = mailbox.lock(conn, found.conversation_id)
+    request = get(conn, request_id)
+    if conversation is None or request.used_by is not None:
+        return
+    change(conn, approvals, request.id, used_by=TOLD)
+    payload = {
+        "connect": request.display[CONNECT],
+        "decision": request.state,
+        "scope": request.scope,
+        "by": request.decided_by,
+        "note": request.note,
+        "session_id": request.display.get("session"),
+        "command": request.display.get("asking"),
+    }
+    item = connect_item(request.conversation_id, request.id, payload)
+    mailbox.put(conn, enqueuer, conversation, item, kind="connect", payload=payload, dedupe_key=item.id)
+
+
+def _had(conn: sa.Connection, request: Request) -> None:
+    """Note that a connection has a decision; a yes is used by the first."""
+    if request.state == "approved":
+        change(conn, approvals, request.id, state="used", used_by=USED)
+        audited(conn, "used", request)
+    elif request.used_by is None:
+        change(conn, approvals, request.id, used_by=USED)
 
 
 def _last(conn: sa.Connection, question: Question) -> Request | None:
@@ -128,12 +183,13 @@ def _holds(request: Request, question: Question) -> bool:
     return _fresh(request) and (waited or request.state == "approved")
 
 
-def _standing(request: Request | None, question: Question) -> Answer | None:
+def _standing(conn: sa.Connection, request: Request | None, question: Question) -> Answer | None:
     """The answer by a request that is open, or that was denied lately."""
     if request is not None and request.state == "pending":
         return Answer(waits=request.id)
     if request is None or request.state != "denied" or not _fresh(request):
         return None
+    _had(conn, request)
     why = f": {request.note}" if request.note else ""
     return Answer(refused=f"{question.place} was denied by {request.decided_by}{why}")
 

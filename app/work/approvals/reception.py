@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from shellback.exec.core.threads import cancelled
 from shellback.exec.link.counter import Counter
 from shellback.exec.wire import layout
 from shellback.exec.wire.ring import Ring
@@ -16,12 +18,14 @@ from shellback.storage.db import Database
 from shellback.work.approvals import connecting
 from shellback.work.approvals.connecting import Answer, Question, Terms
 from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.queues import decisions_queue
+from shellback.work.queue.queues import Enqueuer, decisions_queue
 
 log = logging.getLogger(__name__)
 
 QUESTIONS: Final = 256
 """At a time, of all conversations. A question that gets no place is asked elsewhere, or again."""
+LOOK_S: Final = 30.0
+"""The time between two looks for decisions whose ring was lost."""
 _LINE_BYTES: Final = 1 << 14
 
 
@@ -39,9 +43,11 @@ class Reception:
     once: bool
     host_id: str
     database: Database
+    enqueuer: Enqueuer
     doorbell: Doorbell
     terms: Terms
     _decided: Ring = field(init=False, default_factory=Ring)
+    _telling: asyncio.Task[None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Have a counter, which is not open yet."""
@@ -60,11 +66,30 @@ class Reception:
         await self.doorbell.listen(f"reception {self.name}", bells, once=True)
         await self._counter.open()
         self.doorbell.ring_here(layout.PROXIES)
+        self._telling = asyncio.create_task(self._tell())
 
     async def stop(self) -> None:
         """Close; the proxies ask elsewhere."""
+        if self._telling is not None:
+            await cancelled([self._telling])
         await self._counter.close()
         await self.doorbell.close()
+
+    async def _tell(self) -> None:
+        """Wake agents whose commands gave up before the decision."""
+        while True:
+            rung, next_s = self._decided.next, LOOK_S
+            try:
+                for request_id, due_s in (await self.database.read(connecting.late, self.host_id)).items():
+                    if due_s:
+                        next_s = min(next_s, due_s)
+                    else:
+                        await self.database.write(connecting.tell, self.enqueuer, request_id)
+            except Exception as error:  # noqa: BLE001 - the next look finds them
+                log.warning("an agent was not told of a decision about a host; the next look tells it: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(next_s):
+                    await rung.wait()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def say(facts: dict[str, str]) -> None:

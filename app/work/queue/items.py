@@ -25,6 +25,7 @@ class ItemType(StrEnum):
     APPROVAL = "APPROVAL"
     EXEC_CALLBACK = "EXEC_CALLBACK"
     EXEC_WATCH = "EXEC_WATCH"
+    CONNECT = "CONNECT"
     FOLLOW_UP = "FOLLOW_UP"
     RETRY = "RETRY"
 
@@ -94,6 +95,11 @@ def callback_item(conversation_id: str, session_id: str, payload: dict[str, Any]
 def watch_item(conversation_id: str, watch_id: str, hit: int, payload: dict[str, Any]) -> WorkItem:
     """The item of one hit of a watch, the first being 1."""
     return _item(f"EXEC_WATCH:{watch_id}:{hit}", conversation_id, priority=Priority.HIGH, payload=payload)
+
+
+def connect_item(conversation_id: str, request_id: str, payload: dict[str, Any]) -> WorkItem:
+    """The one item of a decision about a host for which no connection waited any more."""
+    return _item(f"CONNECT:{request_id}", conversation_id, priority=Priority.HIGH, payload=payload)
 
 
 def epoch_item(

@@ -71,7 +71,7 @@ def _directory_of(conversation_id: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_-]+', '-', conversation_id)}+{digest}"
 
 
-Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
+Kind = Literal["message", "exit", "watch", "connect", "typed", "turn_failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

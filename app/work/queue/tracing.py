@@ -33,12 +33,12 @@ def cause_of(conn: sa.Connection, item: WorkItem) -> str | None:
     match item.type:
         case ItemType.CHAT:
             return None
-        case ItemType.EXEC_CALLBACK:
-            session_id = item.id.partition(":")[2]
+        case ItemType.EXEC_CALLBACK | ItemType.CONNECT:
+            session_id = item.payload.get("session_id")
             started_in = conn.execute(
                 sa.select(sessions.c.traceparent).where(sessions.c.id == session_id)
             ).scalar_one_or_none()
-            return process_context(session_id, started_in) if started_in else None
+            return process_context(session_id, started_in) if session_id and started_in else None
         case ItemType.EXEC_WATCH:
             placed = (
                 sa.select(turns.c.traceparent)

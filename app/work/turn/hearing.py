@@ -31,7 +31,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 from shellback.exec.core.identity import origin_of, session_id
 from shellback.exec.core.model import SessionId
 from shellback.exec.core.pydantic_private import abandon_threads_on_cancel
-from shellback.exec.reports.callback_text import NOTICE, wake_text, watch_text
+from shellback.exec.reports.callback_text import NOTICE, connect_text, wake_text, watch_text
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage import sessions
@@ -288,6 +288,7 @@ TEXTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "message": lambda payload: str(payload["text"]),
     "exit": wake_text,
     "watch": watch_text,
+    "connect": connect_text,
     "typed": lambda payload: said(payload["session_id"], payload["bytes"], over=payload["over"]),
     "turn_failed": turn_failed_text,
 }

@@ -55,6 +55,7 @@ class Scene:
     db: Database
     proxy: Asking
     receptions: dict[str, Reception] = field(default_factory=dict[str, Reception])
+    queue: NotedEnqueuer = field(default_factory=NotedEnqueuer)
 
     async def open(self, name: str, *, once: bool = False) -> Reception:
         made = Reception(
@@ -63,6 +64,7 @@ class Scene:
             once=once,
             host_id="h",
             database=self.db,
+            enqueuer=self.queue,
             doorbell=Doorbell(self.home, "h", self.db),
             terms=Terms(rules=Rules(), ttl_s=60.0, limit=50, outbox=SILENT),
         )

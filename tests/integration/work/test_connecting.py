@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.reports.callback_text import connect_text
 from shellback.storage import rules as saved
 from shellback.storage import sessions as storage
 from shellback.storage.db import Database
@@ -22,6 +23,7 @@ from shellback.work.approvals.connecting import Answer, Question, Terms
 from shellback.work.errors import ApprovalRefused
 from shellback.work.notices.notices import SILENT
 from shellback.work.queue import mailbox
+from shellback.work.queue.items import Priority
 from tests.databases import at_once
 from tests.items import PROPOSED, NotedEnqueuer
 from tests.sessions import a_session
@@ -47,6 +49,9 @@ class Gate:
     def decide(self, request_id: str, decision: Any = "approved", **how: Any) -> Request:
         how = {"by": "ann", "surface": "test", **how}
         return approvals.settle(self.db, self.queue, request_id, decision, **how)
+
+    def late(self) -> dict[str, float]:
+        return self.db.read_now(connecting.late, "h")
 
     def rule(self, effect: Any, connect: str, **more: Any) -> Rule:
         rule = Rule(effect=effect, match=Match(connect=connect, conversation_id=more.pop("scope", None)), **more)
@@ -122,6 +127,51 @@ def test_a_no_holds_for_a_while_and_says_why(gate: Gate) -> None:
     assert gate.ask().refused == "x.example:443 was denied by ann: never"
     gate.age(TTL_S + 1)
     assert gate.ask().waits
+
+
+def test_an_agent_is_woken_once_for_a_decision_that_no_connection_had_soon(gate: Gate) -> None:
+    session = a_session(1, conversation_id="a", command="curl x.example")
+    gate.db.write_now(lambda conn: storage.claim(conn, session))
+    late = gate.decide(gate.ask(session="s1").waits, note="for now")
+    refused = gate.decide(gate.ask("y.example").waits, "denied", note="never")
+    kept = gate.decide(gate.ask("z.example").waits, scope="session")
+    assert {one: 0 < due_s <= connecting.SOON_S for one, due_s in gate.late().items()} == dict.fromkeys(
+        (late.id, refused.id, kept.id), True
+    )
+    gate.age(connecting.SOON_S)
+    assert gate.late() == dict.fromkeys((late.id, refused.id, kept.id), 0.0)
+    for request in (late, late, refused, kept):
+        gate.db.write_now(connecting.tell, gate.queue, request.id)
+    assert gate.late() == {}
+    assert [(item.id, item.priority) for item in gate.queue.items] == [
+        (f"CONNECT:{one.id}", Priority.HIGH) for one in (late, refused, kept)
+    ]
+    assert [connect_text(item.payload).splitlines()[1:] for item in gate.queue.items] == [
+        [
+            'x.example:443 is allowed, by "ann". The reason: "for now".',
+            'Session s1 had asked: "curl x.example".',
+            "Repeat what failed if its result is still wanted.",
+        ],
+        ['y.example:443 is denied, by "ann". The reason: "never".'],
+        [
+            'z.example:443 is allowed for this conversation, by "ann".',
+            "Repeat what failed if its result is still wanted.",
+        ],
+    ]
+    # The yes is there for the repeat.
+    assert gate.ask().allowed == f"request {late.id}"
+    assert gate.ask().waits
+
+
+def test_no_agent_is_woken_for_a_decision_that_a_connection_had(gate: Gate) -> None:
+    decided = [gate.decide(gate.ask().waits), gate.decide(gate.ask("y.example").waits, "denied")]
+    assert gate.ask(waited_s=5).allowed
+    assert gate.ask("y.example", waited_s=5).refused
+    gate.age(connecting.SOON_S)
+    assert gate.late() == {}
+    for request in decided:
+        gate.db.write_now(connecting.tell, gate.queue, request.id)
+    assert gate.queue.items == []
 
 
 def test_so_many_hosts_are_open_and_others_are_refused_without_a_row(gate: Gate) -> None:
