@@ -24,7 +24,7 @@ from shellback.client.messages import Waiting
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
-from shellback.exec.core.runner import make_workspace
+from shellback.exec.core.runner import found, make_workspace
 from shellback.exec.wire.descriptors import closing
 from shellback.work.queue.items import Priority
 
@@ -44,6 +44,7 @@ done
 echo "2 warnings, 0 errors"
 exit 3
 """
+WELCOME: Final = "welcome from a host that was not on the list"
 CHATTER: Final = "\n".join(["!process_list {}"] * 12)
 """A message that keeps a slot busy for longer than the build takes."""
 
@@ -56,7 +57,8 @@ def demo(keep: bool, yes: bool) -> None:
     """A tour that ends by itself in under two minutes, without set-up, key or server.
 
     It shows a message, a command that needs approval, and a background build that wakes the agent ahead of a backlog.
-    Then kill -9 ends worker and supervisor while a process runs: nothing is lost, and nothing runs twice.
+    Then kill -9 ends worker and supervisor while a process runs: nothing is lost, and nothing runs twice. In the end
+    a command asks about a host.
     """
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not wants_json()
     with _playground(keep=keep) as root:
@@ -125,6 +127,7 @@ class Tour:
         self._an_approval(facts)
         self._a_wake_past_a_backlog(facts)
         self._two_kills(facts)
+        self._a_host(facts)
         facts["sessions"] = [_facts(session) for session in self._sessions()]
         facts["items"] = self._read(_items)
         facts["callbacks"] = [item for item in facts["items"] if item["type"] == "EXEC_CALLBACK"]
@@ -206,6 +209,11 @@ class Tour:
         supervisor = asyncio.run(self._supervisor_pid())
         self._workers[-1].kill()
         _kill_now(supervisor)
+        if self._asks_about_hosts(facts):
+            self._environ["NETWORK"] = "ask"
+            policy = self._where.home / "shellback.toml"
+            policy.write_text('[network]\nprivate = ["127.0.0.0/8"]\n')
+            policy.chmod(0o600)
         self._say(f"   killed worker {self._workers[-1].process.pid} and supervisor {supervisor}; a new worker starts")
         lives = session.pid is not None and Path(f"/proc/{session.pid}").exists()
         self._hire()
@@ -218,6 +226,26 @@ class Tour:
         facts["checks"]["command ran once"] = nonce == "begun\n"
         facts["checks"]["real exit code after the kills"] = self._exit_code(session) == 7
         facts["checks"]["one answer names it"] = len(self._naming("exit code 7")) == 1
+
+    def _asks_about_hosts(self, facts: dict[str, Any]) -> bool:
+        return facts["backend"] == "bubblewrap" and found("curl") is not None
+
+    def _a_host(self, facts: dict[str, Any]) -> None:
+        from shellback.work.approvals import approvals
+
+        if not self._asks_about_hosts(facts):
+            self._say("", "5. Left out here: a command that asks about a host. It needs bubblewrap and curl.")
+            return
+        self._say("", "5. With NETWORK=ask, a connection to a host that is not listed waits while a person is asked.")
+        with _host() as place:
+            item = self._send("host", f"$ curl -sS --noproxy '' http://{place}/")
+            self._approve(self._request("host"))
+            self._approve(request := self._request("host"))
+            answer = self._answer(item)
+        self._say(_quoted("agent", answer))
+        used = self._read(approvals.get, request.id)
+        facts["host"] = {"id": request.id, "connect": used.display["connect"], "state": used.state}
+        facts["checks"]["the connection waited, and went on"] = WELCOME in answer and used.state == "used"
 
     def _naming(self, words: str) -> list[str]:
         """Answers with these words, from the turn of the wake or from one that was running when it came."""
@@ -245,17 +273,20 @@ class Tour:
     def _request(self, conversation: str) -> Request:
         from shellback.work.approvals import approvals
 
-        found: list[Request] = self._until(
+        asked: list[Request] = self._until(
             "the agent asks", lambda: self._read(approvals.find, conversation_id=conversation, state="pending")
         )
-        return found[0]
+        return asked[0]
 
     def _approve(self, request: Request) -> None:
         from shellback.work.approvals import approvals
 
-        self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
-        if self._ask and not confirmed("   run exactly this, once?", default=True):
-            raise Refused("denied; the tour ends here, and nothing has run")
+        what, question = request.display.get("command"), "run exactly this, once?"
+        if not request.of_call:
+            what, question = request.display["connect"], "let it connect, once?"
+        self._say(f"   ? {request.tool_name}: {what}")
+        if self._ask and not confirmed(f"   {question}", default=True):
+            raise Refused("denied; the tour ends here, and this has not run")
         self._where.database.write_now(
             approvals.decide, self._enqueuer, request.id, "approved", by="demo", surface="demo"
         )
@@ -293,9 +324,9 @@ class Tour:
     def _until(self, what: str, look: Callable[[], T | None]) -> T:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            found = look()
-            if found:
-                return found
+            seen = look()
+            if seen:
+                return seen
             if self._workers and self._workers[-1].process.poll() is not None:
                 raise Refused(f"the worker ended while waiting until {what}; see {self._where.home}")
             time.sleep(LOOK_S)
@@ -317,6 +348,29 @@ class Tour:
     def _say(self, *lines: str) -> None:
         if not wants_json():
             click.echo("\n".join(lines))
+
+
+@contextlib.contextmanager
+def _host() -> Generator[str]:
+    """A web server of this process on the loopback; yields its address and port."""
+    import http.server
+    import threading
+
+    class Welcome(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"{WELCOME}\n".encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Welcome) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def _quoted(who: str, text: object) -> str:

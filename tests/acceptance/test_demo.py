@@ -43,9 +43,10 @@ def test_every_command_ran_once_with_the_exit_code_of_its_kernel(toured: Toured)
         next(word for word in ("note.txt", "build.sh", "nonce.txt") if word in one["command"]): one
         for one in facts["sessions"]
         if one["command"] != "cat note.txt"  # which only reads, and runs where a sandbox can be had
+        and not one["command"].startswith("curl ")  # which asks about a host, where that is possible
     }
     assert len(ran) == 3
-    assert len(facts["sessions"]) == 3 + (facts["backend"] != "host")
+    assert len(facts["sessions"]) == 3 + (facts["backend"] != "host") + ("host" in facts)
     assert {name: (one["state"], one["exit_code"], one["signal"]) for name, one in ran.items()} == {
         "note.txt": ("exited", 0, None),
         "build.sh": ("exited", 3, None),
