@@ -95,6 +95,13 @@ def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
     assert {name for name in names if "." not in name} - sys.stdlib_module_names <= {"shellback", "__main__"}
 
 
+def test_the_keeper_loads_nothing_large_that_a_command_on_the_host_does_not_need() -> None:
+    program = f"import sys; sys.path.append({str(ROOT)!r}); from shellback.exec.supervisor.service import keeper"
+    names = loaded(program, "-I", "-S")
+    assert "shellback.exec.supervisor.service.keeper" in names
+    assert names.isdisjoint({"argparse", "asyncio", "hashlib", "ipaddress", "logging", "pathlib", "subprocess"})
+
+
 def test_without_credentials_neither_worker_nor_proxy_loads_cryptography() -> None:
     program = """
 from types import SimpleNamespace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -67,6 +66,8 @@ class Credential:
     @property
     def lent_as(self) -> str:
         """Under this its value is lent: one of the same name in another file, for other hosts, never gets it."""
+        import hashlib  # loads OpenSSL, which the supervisor does not need
+
         return f"{self.name} {hashlib.sha256(json.dumps(sorted(self.hosts)).encode()).hexdigest()[:32]}"
 
     def current(self) -> str:
@@ -158,6 +159,8 @@ def _drawn(seed: str, rest: str, alphabet: str) -> str:
 
 
 def _words(seed: str, size: int) -> Iterator[int]:
+    import hashlib
+
     drawn = hashlib.shake_256(seed.encode()).digest(4 * size)
     return (int.from_bytes(drawn[at : at + 4]) for at in range(0, len(drawn), 4))
 

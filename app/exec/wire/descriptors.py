@@ -1,11 +1,17 @@
-"""The end of a descriptor, and paths by one. Loads no ctypes: each search in files starts a process that loads this."""
+"""The end of a descriptor, and paths by one.
+
+Loads no ctypes: each search in files starts a process that loads this. Nor pathlib: the supervisor needs none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Generator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @contextlib.contextmanager

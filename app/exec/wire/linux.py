@@ -7,7 +7,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import struct
 from collections.abc import Callable, Generator, Iterable
 from typing import Final
@@ -31,9 +30,9 @@ _PIDFD_INFO_EXIT: Final = 8
 _SETGROUPS, _SETRESUID, _SETRESGID = {
     "x86_64": (116, 117, 119),
     "aarch64": (159, 147, 149),
-}.get(platform.machine(), (0, 0, 0))
+}.get(os.uname().machine, (0, 0, 0))
 
-CLONE: Final = 56 if platform.machine() == "x86_64" else 220
+CLONE: Final = 56 if os.uname().machine == "x86_64" else 220
 """The call number of clone."""
 
 SWITCHES: Final = _SETRESUID != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -423,7 +424,7 @@ class Keeper:
 
 
 def held(*names: str) -> Held:
-    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, {"whole": sorted(names)})
+    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, json.dumps({"whole": sorted(names)}))
 
 
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
@@ -431,7 +432,7 @@ def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     loop = Loop()
     instances = Instances(loop, None, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
     whole, partly, old = held("inner", "mnt", "net", "user"), held("inner", "mnt", "user"), held("mnt", "net", "user")
-    partly.notes["whole"] = whole.notes["whole"]
+    partly.noted = whole.noted
     all_held = {"instance.whole": whole, "instance.partly": partly, "instance.old": old, "session": Held()}
     instances.adopt(all_held)
     assert len(instances) == 1

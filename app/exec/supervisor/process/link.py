@@ -31,9 +31,14 @@ class Held:
     """What the keeper holds for one session: descriptors by name, and the supervisor's notes."""
 
     fds: dict[str, int] = field(default_factory=dict[str, int])
-    notes: Message = field(default_factory=dict[str, object])
+    noted: str = "{}"
+    """The notes as JSON, which takes a third of the memory; only a next supervisor reads them."""
     answered: int = 0
     """The offset in the output up to which terminal queries have been answered."""
+
+    @property
+    def notes(self) -> Message:
+        return cast("Message", json.loads(self.noted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,11 @@ def pair() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     return ends
+
+
+def hold(session: str, names: list[str], notes: Message) -> Message:
+    """The message that has the keeper hold the attached descriptors of a session under `names`, and its `notes`."""
+    return {"op": "hold", "session": session, "names": names, "notes": json.dumps(notes, separators=(",", ":"))}
 
 
 def send(link: socket.socket, message: Message, fds: list[int] | None = None) -> None:

@@ -174,7 +174,7 @@ class Instances:
                     found[LISTENER] = listener(found, who)
                 names = notes[_WHOLE] = sorted(found)
                 self._keeper.send(
-                    {"op": "hold", "session": _HELD + sandbox.key, "names": names, "notes": notes},
+                    link.hold(_HELD + sandbox.key, names, notes),
                     [found[name] for name in names],
                 )
         except (OSError, ValueError) as error:

@@ -6,9 +6,10 @@ supervisor has recorded it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
+import gc
+import getopt
 import os
 import select
 import signal
@@ -190,7 +191,7 @@ class Keeper:
                     held = self._held.setdefault(message["session"], link.Held())
                     # Descriptors beyond our limit are missing; only the supervisor has these.
                     held.fds.update(zip(message["names"], fds, strict=False))
-                    held.notes = message["notes"]
+                    held.noted = message["notes"]
                     crashpoints.reach("keeper.held")
                 case "drop":
                     self._drop(message["session"], message["names"])
@@ -368,32 +369,29 @@ def main() -> None:
     process itself becomes the keeper and reports on standard error; SIGTERM and SIGINT end the commands, SIGHUP makes
     it exit as soon as none runs.
     """
-    parser = argparse.ArgumentParser(prog="shellback-keeper")
-    parser.add_argument("home")
-    parser.add_argument("--crash-dir")
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds without work before it ends; 0: never")
-    parser.add_argument("--service", action="store_true")
-    given = parser.parse_args()
-    folder = os.path.join(given.home, layout.SUPERVISOR)
+    given, (home,) = getopt.gnu_getopt(sys.argv[1:], "", ["crash-dir=", "idle=", "service"])
+    options = dict(given)
+    service = "--service" in options
+    folder = os.path.join(home, layout.SUPERVISOR)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    if layout.foreign(given.home):
-        os.write(2, f"shellback: {layout.FOREIGN.format(home=plain(given.home))}\n".encode())
+    if layout.foreign(home):
+        os.write(2, f"shellback: {layout.FOREIGN.format(home=plain(home))}\n".encode())
         os._exit(2)
-    if not given.service:
+    if not service:
         # The parent returns at once; the orphaned child outlives the process that started it.
         if os.fork() != 0:
             os._exit(0)
         os.setsid()
     lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _taken(lock):
-        if given.service:
-            os.write(2, _BUSY.format(home=plain(given.home)).encode())
+        if service:
+            os.write(2, _BUSY.format(home=plain(home)).encode())
             os._exit(2)
         os.write(1, b"busy\n")
         os._exit(0)
-    ready = os.dup(2 if given.service else 1)
+    ready = os.dup(2 if service else 1)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1) if given.service else (0, 1, 2):
+    for fd in (0, 1) if service else (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
     os.chdir("/")
@@ -404,7 +402,8 @@ def main() -> None:
         signal.signal(name, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     spawn.raise_descriptor_limit()
-    crashpoints.arm_from(given.crash_dir)
+    crashpoints.arm_from(options.get("--crash-dir"))
     linux.name_process("shellback-keep")
-    config = Config(home=given.home, idle_s=given.idle, keeper_lock=lock, service=given.service)
+    gc.freeze()  # a collection would write to memory that the supervisor shares with this process
+    config = Config(home=home, idle_s=float(options.get("--idle", "60")), keeper_lock=lock, service=service)
     sys.exit(Keeper(config).run(ready))

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -47,7 +46,7 @@ class Requests:
         self._looks = Looks(supervisor.loop)
         self._loop = supervisor.loop
         self._idle_s = idle_s
-        self._instance = uuid.uuid4().hex
+        self._instance = os.urandom(16).hex()
         self._peers: set[Peer] = set()
         self._idle: Timer | None = None
         self._retiring = self._ending = False

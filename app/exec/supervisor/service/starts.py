@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.supervisor.loop import IN, now
-from shellback.exec.supervisor.process import channels, procfs, spawn
+from shellback.exec.supervisor.process import channels, link, procfs, spawn
 from shellback.exec.supervisor.process.job import Job
 from shellback.exec.supervisor.sandbox import sandboxes
 from shellback.exec.supervisor.service.supervisor import Supervisor
@@ -176,8 +176,5 @@ class Starts:
     def _hold(self, job: Job, made: channels.Channels) -> None:
         """Give the keeper its dups before the process exists."""
         names = [name for name in made.ours if not (name == channels.STDIN and channels.MASTER in made.ours)]
-        self._sup.keeper.send(
-            {"op": "hold", "session": job.session_id, "names": names, "notes": job.notes},
-            [made.ours[name] for name in names],
-        )
+        self._sup.keeper.send(link.hold(job.session_id, names, job.notes), [made.ours[name] for name in names])
         crashpoints.reach("supervisor.held")

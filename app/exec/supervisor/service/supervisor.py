@@ -220,7 +220,7 @@ class Supervisor:
                 name: job.notes[name] for name in job.notes.keys() - {sandboxes.STUBS, sandboxes.PLACEHOLDERS, COVERED}
             }
             notes["record"] = record
-            self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
+            self.keeper.send_soon(link.hold(job.session_id, [], notes))
         self.ended(record)
         self.growth.ended(job)
         crashpoints.reach("supervisor.rung")
