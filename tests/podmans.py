@@ -215,7 +215,7 @@ def contained(kind: str, database_url: str | None = None, **environ: str) -> Gen
     """A stage whose commands run in a backend of this kind, skipped without it, and emptied at the end."""
     if kind == "podman":
         images.needed()
-        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
+        environ["PODMAN_IMAGE"] = str(images.with_programs("curl") if "NETWORK" in environ else images.test_rootfs())
     elif kind == "bubblewrap":
         sandboxes.needed()
     with stage(database_url, BACKEND=kind, **environ) as made, emptied(made):
