@@ -65,6 +65,12 @@ def without_bash() -> Path:
 
 
 @functools.cache
+def with_programs(*names: str) -> Path:
+    """With Python and these programs of this machine too."""
+    return _made("-".join(names), lambda root: fill(root, [*PROGRAMS, *names]))
+
+
+@functools.cache
 def test_image() -> str:
     """An image of `test_rootfs` with an environment of its own, by its name; it stays in podman's storage."""
     root = test_rootfs()

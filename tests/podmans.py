@@ -22,6 +22,7 @@ from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.docker import Docker, DockerBackend
 from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import WORK
 from shellback.exec.core.ports import SessionStore
@@ -152,7 +153,7 @@ async def inside(home: Path) -> AsyncGenerator[Rig]:
 class Pod:
     """One state directory and one workspace, whose commands run in containers."""
 
-    def __init__(self, root: Path, **environ: str) -> None:
+    def __init__(self, root: Path, kind: str = "podman", **environ: str) -> None:
         root.chmod(0o755)
         self.root = root
         self.state, self.workspace = root / "state", root / "workspace"
@@ -160,22 +161,27 @@ class Pod:
         for path in (self.state, self.crash):
             path.mkdir(mode=0o700)
         writable(self.workspace)
+        self.kind = kind
         self.environ = environ
         self.told = Told()
         self.store = MemorySessionStore(sink=self.told)
         self.ports: list[Supervisors] = []
+        self.options: dict[str, Any] = {}
+        """Of its backends."""
+        self.lends: dict[str, str] = {}
 
     def containers(self) -> Containers:
-        return Containers(self.state / "containers", Podman(environ=self.environ), crash_dir=self.crash)
+        engine = Podman(environ=self.environ) if self.kind == "podman" else engine_of(self.kind)
+        return Containers(self.state / "containers", engine, crash_dir=self.crash)
 
     def engine(self, store: SessionStore | None = None, **more: Any) -> Engine:
         """An engine as a worker has one, with containers and supervisors of its own."""
         containers = self.containers()
-        port = Supervisors(
-            SupervisorClient(self.state, idle_s=0.5), self.state, containers=containers, host_needed=False
-        )
+        host = SupervisorClient(self.state, idle_s=0.5, lends=self.lends)
+        port = Supervisors(host, self.state, containers=containers, host_needed=False)
         self.ports.append(port)
-        backend = PodmanBackend(self.workspace, containers, image=str(images.test_rootfs()))
+        options: dict[str, Any] = {"image": str(images.test_rootfs()), **self.options}
+        backend = BACKENDS[self.kind](self.workspace, containers, **options)
         return Engine(store or self.store, port, backend, home=self.state, **more)
 
     @property
@@ -201,7 +207,7 @@ def emptied(made: Stage) -> Generator[None]:
     finally:
         for worker in made.workers:
             worker.kill()
-        _clear(made.home)
+        _clear(made.home, engine_of())
 
 
 @contextlib.contextmanager
@@ -209,7 +215,7 @@ def contained(kind: str, database_url: str | None = None, **environ: str) -> Gen
     """A stage whose commands run in a backend of this kind, skipped without it, and emptied at the end."""
     if kind == "podman":
         images.needed()
-        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
+        environ["PODMAN_IMAGE"] = str(images.with_programs("curl") if "NETWORK" in environ else images.test_rootfs())
     elif kind == "bubblewrap":
         sandboxes.needed()
     with stage(database_url, BACKEND=kind, **environ) as made, emptied(made):
@@ -217,10 +223,10 @@ def contained(kind: str, database_url: str | None = None, **environ: str) -> Gen
         yield made
 
 
-def _clear(state: Path) -> None:
+def _clear(state: Path, engine: ContainerEngine) -> None:
     for home in Placements(state).homes():
-        with contextlib.suppress(subprocess.CalledProcessError):
-            podman("rm", "--force", "--time", "0", home.name)
+        with contextlib.suppress(BackendUnavailable):
+            engine.remove(home.name)
 
 
 def podman(*words: str) -> str:
@@ -229,14 +235,14 @@ def podman(*words: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def pod(**environ: str) -> AsyncGenerator[Pod]:
+async def pod(kind: str = "podman", **environ: str) -> AsyncGenerator[Pod]:
     """A pod that leaves neither a process nor a container behind."""
-    images.needed()
-    made = Pod(Path(tempfile.mkdtemp(prefix="shellback-pod-")), **environ)
+    needed(kind)
+    made = Pod(Path(tempfile.mkdtemp(prefix="shellback-pod-")), kind, **environ)
     try:
         yield made
     finally:
-        await asyncio.to_thread(_clear, made.state)
+        await asyncio.to_thread(_clear, made.state, engine_of(kind))
         await asyncio.to_thread(shutil.rmtree, made.root, ignore_errors=True)
 
 

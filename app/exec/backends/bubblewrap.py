@@ -8,13 +8,14 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Self
 
 from shellback.exec.backends import causes, seccomp, view
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
+from shellback.exec.backends.listed import Listed
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_words
 from shellback.exec.backends.trial import tried
@@ -26,39 +27,12 @@ from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire import layout
-from shellback.exec.wire.credentials import BUNDLE, Unusable
+from shellback.exec.wire.credentials import BUNDLE
 from shellback.exec.wire.hosts import Hosts
-from shellback.exec.wire.sandbox import PROXY, PROXY_PORT, Bounds, Sandbox
+from shellback.exec.wire.sandbox import Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
-_NAMED: Final = 30
-"""As many hosts of a list, and credentials, are named to a model."""
-_CONNECT: Final = (
-    f"exec 3<>/dev/tcp/127.0.0.1/{PROXY_PORT}; "
-    r'echo -ne "CONNECT $0:$1 HTTP/1.1\r\nHost: $0\r\n\r\n" >&3; read -r _ status why <&3; '
-    r'[ "$status" = 200 ] || { echo "${why%%$'
-    "'\r'"
-    '}" >&2; exit 1; }; '
-    'while read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done; cat <&3 & exec cat >&3'
-)
-"""A tunnel by the proxy to host $0 and port $1, in bash alone; `%%` is ssh's for `%`."""
-PROXIED: Final = {
-    # Without socks5h://, for which some programs need a package that they lack.
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), PROXY),
-    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
-    "NODE_USE_ENV_PROXY": "1",
-    "GIT_SSH_COMMAND": "ssh -o " + shlex.quote(f"ProxyCommand={_BASH} -c {shlex.quote(_CONNECT)} %h %p"),
-}
-"""The environment by which programs find the proxy."""
-TRUSTING: Final[dict[str, str]] = dict.fromkeys(
-    (
-        "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS",
-        "NPM_CONFIG_CAFILE", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "DENO_CERT",
-    ),
-    view.TRUST,
-)  # fmt: skip
-"""The environment by which programs trust the proxy."""
 PROCESSES: Final = 1024
 _STEP_BYTES: Final = 2**26
 FILE_BYTES: Final = 16 * 1024**3
@@ -100,12 +74,11 @@ class BubblewrapBackend(ChosenBackend):
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
         self.network = network is True
-        self.listed = network if isinstance(network, Hosts) else Hosts(())
-        self.hosts = self.listed.shown
-        self.secrets = tuple(one.shown for one in self.listed.credentials)
-        self._trust = trust if self.secrets else None
+        self.listed = Listed(network, trust)
+        self.hosts, self.secrets = self.listed.shown, self.listed.secrets
+        trust = self.listed.trust
         # It is written anew if it changes, and each instance has a copy.
-        self._trusts = () if self._trust is None else (f"trust {os.stat(self._trust).st_mtime_ns}",)
+        self._trusts = () if trust is None else (f"trust {os.stat(trust).st_mtime_ns}",)
         self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
@@ -146,23 +119,8 @@ class BubblewrapBackend(ChosenBackend):
     @property
     def description(self) -> str:
         """What is in force in the sandbox, for the model; the probe finds out which bounds are."""
-        network = "the host's network" if self.network else "no network but its own loopback"
-        if self.hosts:
-            more = f" and {len(self.hosts) - _NAMED} more" if len(self.hosts) > _NAMED else ""
-            network = (
-                "no network but its own loopback, and a proxy (see HTTPS_PROXY) to these hosts only:"
-                f" {', '.join(self.hosts[:_NAMED])}{more}"
-            )
-            if self.listed.ask_s:
-                network += (
-                    f" (a connection to another host waits up to {self.listed.ask_s:g} s for a person; if it fails"
-                    " because nobody has decided, the command can be repeated later)"
-                )
-        if self.secrets:
-            network += (
-                ". The proxy puts credentials, of which commands see placeholders only, into https requests:"
-                f" {'; '.join(self.secrets[:_NAMED])}"
-            )
+        alone = "the host's network" if self.network else "no network but its own loopback"
+        network = self.listed.described or alone
         also = "".join(f", {path}" for path in self.readable)
         return (
             f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"
@@ -242,11 +200,9 @@ class BubblewrapBackend(ChosenBackend):
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
         sandbox = self.sandbox(spec.profile, scope, covers)
-        proxied: dict[str, str] = {}
+        proxied: Mapping[str, str] = {}
         if sandbox.proxied and spec.env_mode == "extend":
-            proxied = PROXIED
-            if self.secrets:
-                proxied = PROXIED | await asyncio.to_thread(self._credentials, sandbox.key)
+            proxied = await asyncio.to_thread(self.listed.environment, sandbox.key)
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
             argv=argv,
@@ -257,29 +213,16 @@ class BubblewrapBackend(ChosenBackend):
             sandbox=sandbox,
         )
 
-    def _credentials(self, key: str) -> dict[str, str]:
-        """The environment of an instance by which programs find placeholders, and trust who replaces them; blocks."""
-        found = dict(TRUSTING) if self._trust is not None else {}
-        for one in self.listed.credentials:
-            try:
-                value = one.current()
-            except Unusable as error:
-                raise BackendUnavailable(f"the credential {one.name} cannot be used: {error}") from None
-            if one.variable:
-                found[one.variable] = one.stand_in(key, value)
-        return found
-
     def sandbox(self, profile: str, scope: str, covers: Covers) -> Sandbox:
         """The sandbox of a command of this profile and scope."""
         work = profile == WORK
         seen = self._view(profile)
         place = os.stat(self.workspace)
-        hosts, private = (self.listed.words, self.listed.ranges) if work else ((), ())
-        ask_s = self.listed.ask_s if work else 0.0
-        asks = (f"ask {ask_s:g}",) if ask_s else ()
-        credentials = tuple(one.to_wire() for one in self.listed.credentials) if work else ()
-        listed = [*hosts, "", *private, *asks, *credentials, *(self._trusts if work else ())]
-        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *listed])
+        listed = self.listed.of(profile)
+        asks = (f"ask {listed.ask_s:g}",) if listed.ask_s else ()
+        credentials = tuple(one.to_wire() for one in listed.credentials)
+        reached = [*listed.words, "", *listed.ranges, *asks, *credentials, *(self._trusts if work else ())]
+        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *reached])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
             key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],
@@ -294,9 +237,9 @@ class BubblewrapBackend(ChosenBackend):
             stubs=covers.stubs if work else (),
             placeholders=tuple((path, text.decode()) for path, text in covers.placeholders) if work else (),
             private_net=not (self.network and work),
-            hosts=hosts,
-            private=private,
-            ask_s=ask_s,
+            hosts=listed.words,
+            private=listed.ranges,
+            ask_s=listed.ask_s,
             credentials=credentials,
             scope=scope,
             bounds=self.bounds,
@@ -312,7 +255,7 @@ class BubblewrapBackend(ChosenBackend):
             hidden=self.hidden,
             scratch_bytes=self.scratch_bytes,
             links=self.links,
-            trust=self._trust if work else None,
+            trust=self.listed.trust if work else None,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shellback.exec.wire.sandbox import CONTAINED
+from shellback.exec.wire.sandbox import CONTAINED, CONTAINED_HOME
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
 IDLE_S: Final = 1800.0
@@ -32,7 +32,7 @@ PROCESSES: Final = 1024
 FILE_BYTES: Final = 16 * 1024**3
 SCRATCH_BYTES: Final = 1024**3
 CONSOLE_BYTES: Final = 65_536
-OURS: Final = "/run/shellback"
+OURS: Final = CONTAINED_HOME.rpartition("/")[0]
 """Only the container's root may enter it."""
 SURROUNDINGS: Final = "image.json"
 """In the state directory: what the container's first process found in its image."""
@@ -95,7 +95,7 @@ class Container:
     `image` is a name, and `image_id` what it stood for; or a directory, without an id. `place` is the device and inode
     of the workspace. `stands` are paths in it where something has to stand as long as the container is there, so that
     commands make nothing there: a file with this text, or an empty directory (None). `user` and `group` are those of
-    its commands, as they are numbered in there. `env` has names.
+    its commands, as they are numbered in there. `env` has names. What they reach by the proxy is as in `Sandbox`.
     """
 
     scope: str
@@ -108,11 +108,20 @@ class Container:
     mounts: tuple[Mount, ...] = ()
     stands: tuple[tuple[str, str | None], ...] = ()
     network: bool = False
+    hosts: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    ask_s: float = 0.0
+    credentials: tuple[str, ...] = ()
     limits: ContainerLimits = ContainerLimits()
     user: int = COMMANDS
     group: int = COMMANDS
     env: tuple[str, ...] = ()
     engine: str = "podman"
+
+    @property
+    def proxied(self) -> bool:
+        """Whether its commands reach hosts by the proxy."""
+        return bool(self.hosts or self.ask_s)
 
     def name(self, root: Path) -> str:
         """What it is called under this directory of homes, the same whenever it is asked for."""
@@ -131,7 +140,8 @@ class Container:
             row["mounts"] = tuple(Mount(**one) for one in row["mounts"])
             row["stands"] = tuple((path, text) for path, text in row["stands"])
             row["limits"] = ContainerLimits(**row["limits"])
-            row["env"] = tuple(row["env"])
+            for name in ("env", "hosts", "private", "credentials"):
+                row[name] = tuple(row.get(name, ()))
             return cls(**row)
         except (TypeError, KeyError) as error:
             raise ValueError(f"no description of a container: {error}") from None

@@ -34,8 +34,10 @@ from shellback.exec.backends.container import (
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
+from shellback.exec.backends.listed import Listed
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_words
+from shellback.exec.backends.view import TRUST
 from shellback.exec.core.base import Plan
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
@@ -44,6 +46,9 @@ from shellback.exec.core.runner import EXEC_UID, Runner
 from shellback.exec.log.placements import CONTAINERS
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import BUNDLE
+from shellback.exec.wire.hosts import Hosts
 
 _BASH: Final = "/bin/bash"
 OUTPUT_BYTES: Final = 65_536
@@ -71,11 +76,12 @@ class ContainerBackend(ChosenBackend):
         *,
         image: str = IMAGE,
         exec_uid: int = EXEC_UID,
-        network: bool = False,
+        network: bool | Hosts = False,
         hidden: Sequence[Path] = (),
         orders: Sequence[Path] = (),
         limits: ContainerLimits | None = None,
         env: Mapping[str, str] | None = None,
+        trust: Path | None = None,
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
@@ -83,7 +89,9 @@ class ContainerBackend(ChosenBackend):
         self.containers: Containers = containers  # pyright: ignore[reportIncompatibleVariableOverride]
         self.powered_by = containers.engine.title
         self.image = image
-        self.network = network
+        self.network = network is True
+        self.listed = Listed(network, trust)
+        self.hosts, self.secrets = self.listed.shown, self.listed.secrets
         self.limits = limits or ContainerLimits()
         orders = [path for path in orders if path.is_relative_to(self.workspace)]
         self.hidden = tuple(path for path in (*hidden, *orders) if path.is_relative_to(self.workspace))
@@ -109,7 +117,8 @@ class ContainerBackend(ChosenBackend):
             Containers(wanted.state / CONTAINERS, engine, idle_s=wanted.idle_s, crash_dir=wanted.crash_dir),
             image=wanted.options["image"],
             exec_uid=wanted.exec_uid,
-            network=wanted.network is True,
+            network=wanted.network,
+            trust=wanted.state / layout.AUTHORITY / BUNDLE,
             hidden=wanted.hidden,
             orders=wanted.orders,
             limits=ContainerLimits.of(
@@ -122,7 +131,8 @@ class ContainerBackend(ChosenBackend):
     @property
     def description(self) -> str:
         """What a container is and holds, for the model; the probe finds out which bounds are in force."""
-        network = f"{self.name}'s network" if self.network else "no network but its own loopback"
+        alone = f"{self.name}'s network" if self.network else "no network but its own loopback"
+        network = self.listed.described or alone
         return (
             f"Commands run in {os.path.basename(self.shell)} in a container of the image {self.image}, as user"
             f" {self._name}, with {network}. The workspace is {WORKSPACE} there; of the machine's other files there is"
@@ -213,6 +223,8 @@ class ContainerBackend(ChosenBackend):
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
+        if self.hosts and spec.env_mode == "extend" and spec.profile == WORK:
+            base |= await asyncio.to_thread(self.listed.environment, home.name)
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
         argv, env = shell_words(self.shell, spec, workspace=WORKSPACE, private=HOME, user=self._name)
         given = {name: ours[name] for name in ours.keys() & env.keys() - spec.env.keys()}
@@ -322,6 +334,7 @@ class ContainerBackend(ChosenBackend):
             WorkspaceUnusable: Something in the workspace is in the way.
         """
         work = profile == WORK
+        listed = self.listed.of(profile)
         place = os.stat(self.workspace)
         covers = self.protected.covers()
         missing = {**dict.fromkeys(covers.stubs), **{path: text.decode() for path, text in covers.placeholders}}
@@ -336,6 +349,10 @@ class ContainerBackend(ChosenBackend):
             mounts=tuple(self._mounts(covers, work=work)),
             stands=tuple(sorted(missing.items())) if work else (),
             network=self.network and work,
+            hosts=listed.words,
+            private=listed.ranges,
+            ask_s=listed.ask_s,
+            credentials=tuple(one.to_wire() for one in listed.credentials),
             limits=self.limits,
             user=self.user,
             group=self.group,
@@ -356,6 +373,9 @@ class ContainerBackend(ChosenBackend):
             found[self.inside(path)] = Mount(source=source, target=self.inside(path))
         for path in (*(str(path) for path in self.hidden), *(() if work else covers.masked)):
             self._cover(found, path, folder if os.path.isdir(path) else file)
+        if work and (trust := self.listed.trust) is not None:
+            now = os.stat(trust)  # it is written anew if it changes
+            found[TRUST] = Mount(source=str(trust), target=TRUST, identity=f"{now.st_ino}:{now.st_mtime_ns}")
         return [found[path] for path in sorted(found)]
 
     def _cover(self, found: dict[str, Mount], path: str, source: str, *, writable: bool = False) -> None:

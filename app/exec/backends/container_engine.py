@@ -23,6 +23,7 @@ from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.backends.mounts.hydration import forget
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.wire.sandbox import CONTAINED_HOME
 
 ANSWER_S: Final = 60.0
 """What any call may take: none of ours downloads anything."""
@@ -194,9 +195,9 @@ class ContainerEngine(ABC):
             found += ["--tmpfs", f"{place}:rw,exec,nosuid,nodev{self.scratch},mode=1777,size={limits.scratch_bytes}"]
         found += ["--tmpfs", f"/run:rw,{plain},mode=0755,size={_RUN_BYTES}"]
         found += ["--tmpfs", f"{made_of.OURS}:rw,{plain},mode=0700,size=4096"]
-        told = [f"{made_of.OURS}/home", "--idle", "0", "--service"]
+        told = [CONTAINED_HOME, "--idle", "0", "--service"]
         lent = [
-            Mount(source=str(home), target=f"{made_of.OURS}/home", writable=True),
+            Mount(source=str(home), target=CONTAINED_HOME, writable=True),
             Mount(source=str(made_of.PACKAGE), target=f"{made_of.OURS}/code/shellback"),
             Mount(source=want.workspace, target=made_of.WORKSPACE, writable=want.writable),
             *want.mounts,

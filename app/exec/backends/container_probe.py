@@ -265,7 +265,8 @@ def _in_force(backend: ContainerBackend) -> Iterator[str]:
     also = f", which is {backend.uid} here" if backend.uid != backend.user else ""
     yield f"{who}{also}, no capabilities, no gain by set-uid programs, system call filters of {backend.name} and ours"
     yield "namespaces of its own: pid, ipc, uts, mnt, net" + (", user" if backend.rootless else "")
-    yield f"network: {backend.name}'s" if backend.network else "network: only a loopback of its own"
+    alone = f"network: only a loopback of its own{backend.listed.counted}"
+    yield f"network: {backend.name}'s" if backend.network else alone
     yield (
         f"writable: the workspace, and {', '.join(SCRATCHES)} of its own; nothing in profile {READ_ONLY} but these"
         f" three"

@@ -51,8 +51,8 @@ _SANDBOX: Final = "in a sandbox of bubblewrap: `shellback sandbox` shows what ho
 _HOST: Final = "on the host, where nothing is kept from it: `shellback sandbox` says why there is no sandbox"
 _KINDS: Final = (
     Kind(name="bubblewrap", made_by="bubblewrap:BubblewrapBackend", place=_SANDBOX, lists=True),
-    Kind(name="podman", made_by="podman:PodmanBackend", contained=True),
-    Kind(name="docker", made_by="docker:DockerBackend", contained=True, tried=False),
+    Kind(name="podman", made_by="podman:PodmanBackend", lists=True, contained=True),
+    Kind(name="docker", made_by="docker:DockerBackend", lists=True, contained=True, tried=False),
     Kind(name="host", made_by="host:HostBackend", place=_HOST, isolates=False),
 )
 KINDS: Final = {kind.name: kind for kind in _KINDS}

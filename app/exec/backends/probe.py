@@ -128,16 +128,11 @@ def _in_force(backend: BubblewrapBackend, seen: Seen) -> Iterator[str]:
     yield f"user id {backend.uid}, no capabilities, no gain by set-uid programs, a system call filter"
     kinds = [one.partition(":")[0] for one in seen.every("namespace")]
     yield "namespaces of its own: " + ", ".join(kind for kind in kinds if kind != "net" or not backend.network)
-    listed = f", and a proxy to {_counted(backend)}" if backend.hosts else ""
-    yield "network: that of the host" if backend.network else f"network: only a loopback of its own{listed}"
+    alone = f"network: only a loopback of its own{backend.listed.counted}"
+    yield "network: that of the host" if backend.network else alone
     yield f"writable: the workspace, and /tmp and {view.HOME} of its own; nothing in profile {READ_ONLY} but these two"
     also = "".join(f", {path}" for path in backend.readable)
     yield f"readable of this machine: installed programs{also}; {len(backend.hidden)} listed secrets are out of sight"
-
-
-def _counted(backend: BubblewrapBackend) -> str:
-    listed = backend.listed
-    return f"{len(listed.entries)} listed hosts" + (", a person is asked about others" if listed.ask_s else "")
 
 
 def _limits(bounds: Bounds, report: Report) -> str:

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shellback.exec.backends import homes
 from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.errors import (
+    BackendUnavailable,
     ExecError,
     LimitReached,
     SessionNotFound,
@@ -31,6 +32,7 @@ from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.link.reaching import Connection
 from shellback.exec.log.placements import Placements
+from shellback.exec.supervisor.sandbox.proxying import facts_of
 from shellback.exec.wire import linux
 from shellback.exec.wire.crashpoints import reach
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
@@ -78,6 +80,7 @@ class Supervisors(SupervisorPort):
         self._clients: dict[Path, ContainedClient] = {}
         self._starting: Counter[Path] = Counter()
         self._reviving: dict[Path, asyncio.Task[None]] = {}
+        self._serving: asyncio.Task[None] | None = None
         self._few = asyncio.Semaphore(_TOGETHER)
         self._room = asyncio.Lock()
         self._here: set[str] = set()
@@ -91,7 +94,7 @@ class Supervisors(SupervisorPort):
     async def connect(self) -> Message:
         """See `SupervisorPort.connect`; reaches each container that owes an end, and waits for none that cannot be."""
         host = self._host
-        host.on_exit, host.on_reconnect, host.on_losses = self.on_exit, self.on_reconnect, self.on_losses
+        host.on_exit, host.on_reconnect, host.on_losses = self.on_exit, self._again, self.on_losses
         hello: Message = {"boot_id": linux.boot_id()}
         if self._hosting or await asyncio.to_thread(self._placements.host_owes):
             try:
@@ -102,14 +105,22 @@ class Supervisors(SupervisorPort):
                     raise
                 self._hosting = False
         await self._everybody(lambda port: port.connect())
+        await self._serve_all()
         return hello
+
+    def _again(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+        self._serving = asyncio.get_running_loop().create_task(self._serve_all())
+        if self.on_reconnect is not None:
+            self.on_reconnect()
 
     def _without_host(self) -> bool:
         running = any(homes.kept(home) for home in self._placements.homes())
         return running and not self._placements.host_owes()
 
     async def close(self) -> None:
-        await cancelled(self._reviving.values())
+        await cancelled([*self._reviving.values(), *([self._serving] if self._serving is not None else [])])
         await asyncio.gather(*(client.close() for client in self._clients.values()), self._host.close())
         self._clients.clear()
         if self._revival is not None:
@@ -166,6 +177,34 @@ class Supervisors(SupervisorPort):
             why = f"the container of {home} cannot be brought up: {error}"
             self._failed[home] = time.monotonic(), why
             raise SupervisorUnreachable(why) from error
+
+    # -- containers with a list --------------------------------------------------------------------
+
+    async def _serve_all(self) -> None:
+        """Have the host's supervisor serve each container with a list that runs: it may be another one."""
+        for home in await asyncio.to_thread(self._placements.homes) if self._revival is not None else ():
+            try:
+                if await asyncio.to_thread(homes.kept, home):
+                    await self._serve(home)
+            except ExecError as error:
+                log.warning("commands in %s reach no listed host: %s", home.name, error)
+
+    async def _serve(self, home: Path) -> None:
+        """Have the host's supervisor serve this container, if it has a list. Raises ExecError."""
+        described = await asyncio.to_thread(homes.known, home)
+        if described is None or not described.proxied:
+            return
+        # The container's root may write there: what it wrote would have another name.
+        if described.name(home.parent) != home.name:
+            raise BackendUnavailable(
+                f"the record of its list was changed in {home}: `shellback containers rm {home.name}` removes it"
+            )
+        await self.serve(home, facts_of(described))
+
+    async def serve(self, home: Path, facts: Mapping[str, object]) -> None:
+        await (await self._client(home)).connect()
+        self._hosting = True
+        await self._host.serve(home, facts)
 
     # -- all together ----------------------------------------------------------------------------
 
@@ -242,6 +281,10 @@ class Supervisors(SupervisorPort):
                 self._hosting = True
                 return await self._host.start(request)
             reach("start.placed")
+            try:
+                await self._serve(home)
+            except ExecError as error:
+                return {"ok": False, "error": "not_served", "message": f"it would reach no listed host: {error}"}
             return await (await self._client(home)).start(request)
         finally:
             if home is not None:

@@ -6,7 +6,7 @@ store is one transaction; a cancelled call leaves its transaction complete or no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -329,6 +329,13 @@ class SupervisorPort(Protocol):
 
     async def look(self, session_id: str) -> Look | None:
         """The present state of a session; None if it does not run or the state is unknown."""
+        ...
+
+    async def serve(self, home: Path, facts: Mapping[str, object]) -> None:
+        """Have commands in the container of this home reach what is listed in `facts`, until it ends; may be repeated.
+
+        Raises an ExecError if there is no such container, or the host's supervisor cannot do it.
+        """
         ...
 
     async def expire(self, lifetime: str, owner: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -161,6 +162,9 @@ class SupervisorClient(Reaching):
     async def expire(self, lifetime: str, owner: str) -> list[str]:
         answer = await self._act({"op": "expire", "lifetime": lifetime, "owner": owner})
         return [str(name) for name in answer["sessions"]]
+
+    async def serve(self, home: Path, facts: Mapping[str, object]) -> None:
+        await self._act({"op": "serve", "home": str(home), **facts})
 
     async def ack(self, session_id: str) -> bool:
         return bool((await self._act({"op": "ack", "session_id": session_id}))["acknowledged"])

@@ -76,8 +76,8 @@ class Proxy:
         loop.add_reader(control, self._told, control, over)
         await over
         loop.remove_reader(control)
-        for one in self._served.values():
-            loop.remove_reader(one.listener)
+        while self._served:
+            self._end(self._served.popitem()[1], cut=False)
         while self._all:
             await asyncio.wait(self._all)
 

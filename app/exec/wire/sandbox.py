@@ -30,6 +30,8 @@ RUN_BYTES: Final = 16 * 1024 * 1024
 """Size of RUN, and a quarter of that of SHM; each command has both for itself."""
 CONTAINED: Final = "/workspace"
 """The path of the workspace in a container."""
+CONTAINED_HOME: Final = "/run/shellback/home"
+"""The path of its supervisor's state directory there; only the container's root may enter the directory above."""
 
 PROXY_PORT: Final = 3128
 """Of the loopback of an instance with a list of hosts; the proxy accepts there."""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.backends.bubblewrap import PROXIED, BubblewrapBackend
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.listed import PROXIED
 from shellback.exec.wire.hosts import Hosts
 from tests import nodes
 from tests.databases import unless

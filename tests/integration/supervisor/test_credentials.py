@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +20,9 @@ from shellback.exec.proxy.authority import Authority, ensure, sealed
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BASIC, Credential
 from shellback.exec.wire.hosts import Hosts
+from tests import images
+from tests.execs import run
+from tests.podmans import pod
 from tests.sandboxes import Boxes, adjust, boxes, needed, program_needed
 from tests.supervisors import kill, until, words_of
 
@@ -116,9 +119,25 @@ class Net:
         return (await self.box.plan()).env["HUB_TOKEN"]
 
 
+class World:
+    """TLS servers of all names at `port`, which proxies believe, and what is listed of them, with credentials."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        credentials = [
+            Credential(name="hub", hosts=(f"api.example:{port}",), variable="HUB_TOKEN", value=VALUE),
+            Credential(name="git", hosts=(f"second.example:{port}",), kind=BASIC, user="x", value=OTHER),
+        ]
+        hosts = [f"{name}.example:{port}" for name in ("api", "second", "other")]
+        self.network = Hosts(hosts, ["127.0.0.0/8"], credentials)
+
+    def lends(self, trust: Path) -> dict[str, str]:
+        """The values, sealed for the authority whose bundle this is."""
+        return {one.lent_as: sealed(trust.parent, one.value) for one in self.network.credentials}
+
+
 @pytest.fixture
-async def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Net]:
-    needed()
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[World]:
     (tmp_path / "nothing").touch()
     monkeypatch.setattr(authority, "SYSTEM", (str(tmp_path / "nothing"),))
     world = ensure(tmp_path / "world").parent
@@ -134,19 +153,18 @@ async def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        port = server.server_port
-        credentials = [
-            Credential(name="hub", hosts=(f"api.example:{port}",), variable="HUB_TOKEN", value=VALUE),
-            Credential(name="git", hosts=(f"second.example:{port}",), kind=BASIC, user="x", value=OTHER),
-        ]
-        hosts = [f"{name}.example:{port}" for name in ("api", "second", "other")]
-        (tmp_path / "home").mkdir(mode=0o700)
-        trust = ensure(tmp_path / "home" / layout.AUTHORITY)
-        async with boxes(tmp_path, lends={one.lent_as: sealed(trust.parent, one.value) for one in credentials}) as box:
-            network = Hosts(hosts, ["127.0.0.0/8"], credentials)
-            box.backend = BubblewrapBackend(box.workspace, network=network, trust=trust)
-            yield Net(box, port)
+        yield World(server.server_port)
         server.shutdown()
+
+
+@pytest.fixture
+async def net(world: World, tmp_path: Path) -> AsyncGenerator[Net]:
+    needed()
+    (tmp_path / "home").mkdir(mode=0o700)
+    trust = ensure(tmp_path / "home" / layout.AUTHORITY)
+    async with boxes(tmp_path, lends=world.lends(trust)) as box:
+        box.backend = BubblewrapBackend(box.workspace, network=world.network, trust=trust)
+        yield Net(box, world.port)
 
 
 async def test_the_server_sees_the_value_and_the_sandbox_the_placeholder_everywhere(net: Net) -> None:
@@ -290,3 +308,20 @@ async def test_a_command_that_only_reads_has_neither_placeholder_nor_trust(net: 
     plan = await net.box.plan(profile="read_only")
     assert "HUB_TOKEN" not in plan.env
     assert "SSL_CERT_FILE" not in plan.env
+
+
+@pytest.mark.timeout(240)
+async def test_a_command_in_a_container_has_the_placeholder_and_the_server_the_value(world: World) -> None:
+    program_needed("curl")
+    async with pod() as made:
+        trust = ensure(made.state / layout.AUTHORITY)
+        made.lends = world.lends(trust)
+        made.options = {"network": world.network, "trust": trust, "image": str(images.with_programs("curl"))}
+        async with made.engine() as engine:
+            asks = await run(engine, f"curl -sS https://api.example:{world.port}/echo; echo $HUB_TOKEN")
+            reads = await run(engine, "cat /proc/*/environ | tr '\\0' '\\n'")
+        placeholder = world.network.credentials[0].stand_in(made.home.name, VALUE)
+    said = asks.output.text + reads.output.text
+    assert f"Bearer {VALUE}" in "".join(Server.heard)
+    assert VALUE not in said
+    assert said.count(placeholder) >= 3

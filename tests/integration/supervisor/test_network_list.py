@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.backends.bubblewrap import PROXIED, BubblewrapBackend
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.listed import PROXIED
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.reports.connections import Connection, connections
 from shellback.exec.wire.hosts import Hosts

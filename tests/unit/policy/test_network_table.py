@@ -84,12 +84,10 @@ def test_a_list_without_hosts_is_refused_with_the_remedy(file: Path) -> None:
         made(settings(file), "bubblewrap")
 
 
-@pytest.mark.parametrize("name", ["host", "podman", "docker"])
-def test_a_backend_that_cannot_hold_the_list_is_refused(file: Path, name: str) -> None:
-    with pytest.raises(
-        BackendUnavailable, match="cannot be held to NETWORK=list: set BACKEND=bubblewrap, or NETWORK=off"
-    ):
-        choose(settings(file, BACKEND=name))
+def test_a_backend_that_cannot_hold_the_list_is_refused(file: Path) -> None:
+    able = "BACKEND=bubblewrap, BACKEND=podman, BACKEND=docker, NETWORK=off or NETWORK=on"
+    with pytest.raises(BackendUnavailable, match=f"cannot be held to NETWORK=list: set {able}"):
+        choose(settings(file, BACKEND="host"))
 
 
 def test_auto_never_falls_back_to_a_backend_without_the_list(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +95,10 @@ def test_auto_never_falls_back_to_a_backend_without_the_list(file: Path, monkeyp
         raise BackendUnavailable("no bubblewrap here")
 
     monkeypatch.setattr(probe, "probe", none)
-    monkeypatch.setattr(container_probe, "probe", lambda _backend: Found(ok=True))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(container_probe, "probe", none)
     with pytest.raises(BackendUnavailable) as refused:
         choose(settings(file))
-    assert "no bubblewrap here" in str(refused.value)
-    assert "or NETWORK=off or NETWORK=on" in str(refused.value)
+    assert str(refused.value).count("no bubblewrap here") == 2
 
 
 def test_that_a_person_is_asked_is_shown_to_who_approves_and_is_part_of_the_digest(file: Path) -> None:

@@ -21,7 +21,7 @@ from shellback.exec.supervisor.sandbox.bwrap import give_up
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import MOST
 from shellback.exec.wire.descriptors import closing
-from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT, Bounds, Sandbox
+from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT, Bounds
 
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
@@ -41,9 +41,9 @@ _CODE: Final = "import sys; sys.path.insert(0, {root!r}); from shellback.exec.pr
 _SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def facts_of(sandbox: Sandbox) -> dict[str, Any]:
-    """What the proxy has to know of an instance, and the keeper keeps in its notes."""
-    return {name: getattr(sandbox, name) for name in _FACTS}
+def facts_of(described: object) -> dict[str, Any]:
+    """What the proxy has to know of an instance, and the keeper keeps in its notes; `described` has them by name."""
+    return {name: getattr(described, name) for name in _FACTS}
 
 
 def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
@@ -52,8 +52,10 @@ def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
 
     def work() -> NoReturn:
         namespaces.prepare(who, Bounds())
-        namespaces.join({name: found[name] for name in (namespaces.USER, namespaces.NET)})
+        namespaces.join({name: found[name] for name in (namespaces.USER, namespaces.NET) if name in found})
         with socket.socket() as inside:
+            # What flows through the proxy of a supervisor that has ended with its keeper still has the address.
+            inside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             inside.bind(("127.0.0.1", PROXY_PORT))
             inside.listen(_WAITING)
             socket.send_fds(theirs, [b"listens"], [inside.fileno()])

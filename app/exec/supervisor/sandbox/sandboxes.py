@@ -17,6 +17,7 @@ from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.records import Records
 from shellback.exec.supervisor.sandbox import pins
 from shellback.exec.supervisor.sandbox.bwrap import words_in
+from shellback.exec.supervisor.sandbox.contained import Contained
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.launching import Launch, Launched
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
@@ -46,6 +47,7 @@ class Sandboxes:
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, home, keeper, diary, self.losses)
+        self.contained = Contained(loop, self.instances.proxying, keeper, diary)
         self._pins: Counter[str] = Counter()
         """The pinned paths, and for how many commands."""
 

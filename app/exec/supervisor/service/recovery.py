@@ -38,6 +38,7 @@ _NOTES: Final[Message] = {
 def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     """Settle every session that was not acknowledged."""
     supervisor.sandboxes.instances.adopt(legacy.held)
+    supervisor.sandboxes.contained.adopt(legacy.held)
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
         with recovery.contained(name):

@@ -24,7 +24,7 @@ from shellback.exec.supervisor.process.streams import Screen
 from shellback.exec.supervisor.records.records import ABANDONED
 from shellback.exec.supervisor.service.starts import Starts
 from shellback.exec.supervisor.service.supervisor import Supervisor
-from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
+from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of, words_of
 from shellback.exec.wire.protocol import KILLERS, VERSION
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -67,11 +67,12 @@ class Requests:
             "look": self._look,
             "expire": self._expire,
             "lend": self._lend,
+            "serve": self._serve,
             "withdraw": self._withdraw,
         }
         supervisor.ended = lambda record: self._tell({"event": "exit", "record": record})
         supervisor.uncovering = lambda job: self._tell(_losses(job))
-        supervisor.changed = self._rest
+        supervisor.changed = supervisor.sandboxes.contained.changed = self._rest
         supervisor.keeper.ordered = self._ordered
         self._listener: socket.socket = peers.listen(folder_fd)
         self._loop.watch(self._listener.fileno(), self._accept, IN)
@@ -163,6 +164,14 @@ class Requests:
     def _lend(self, _peer: Peer, message: Message) -> Message:
         values = cast("Message", field_of(message, "values", dict))
         self._sup.sandboxes.instances.proxying.lend({name: field_of(values, name, str) for name in values})
+        return {}
+
+    def _serve(self, _peer: Peer, message: Message) -> Message:
+        if self._sup.stopping:
+            raise Refused("stopping", "the supervisor is about to end")
+        facts = {name: words_of(message, name) for name in ("hosts", "private", "credentials")}
+        more = {"ask_s": number_of(message, "ask_s", 0.0), "scope": field_of(message, "scope", str)}
+        self._sup.sandboxes.contained.serve(field_of(message, "home", str), {**facts, **more})
         return {}
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
@@ -328,7 +337,7 @@ class Requests:
     def _rest(self) -> None:
         """Start or stop the idle timer."""
         needed = bool(self._sup.jobs or self._sup.ledger.behind)
-        wanted = needed or bool(self._peers)
+        wanted = needed or bool(self._peers or self._sup.sandboxes.contained)
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -343,7 +352,7 @@ class Requests:
         self._idle = None
         if not self._sup.stopping and not self._retiring and self._sup.keeper.pid is not None:
             self._accept()
-            if self._peers or self._sup.jobs:
+            if self._peers or self._sup.jobs or self._sup.sandboxes.contained:
                 self._rest()
                 return
         # A client that connects now is disconnected without an answer, and starts a new keeper.
