@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import select
-import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -119,14 +118,14 @@ async def test_a_connection_outlives_both_supervisors_and_the_proxy_is_replaced(
         assert proxy not in net.proxies()
 
 
-async def test_what_waits_at_the_death_of_the_supervisor_is_served_by_the_next(net: Net) -> None:
+async def test_what_waits_at_the_death_of_supervisor_and_proxy_is_served_by_the_next(net: Net) -> None:
     async with net.pod.engine() as engine:
         await said(engine, f"{CURL} {net.url}")
         (proxy,) = net.proxies()
         await stop(proxy)
         waits = await launch(engine, f"echo begun; {CURL} {net.url}", shows="begun")
         await end((await net.host())[0])
-        kill(proxy, signal.SIGCONT)
+        kill(proxy)
         assert end_of(await engine.wait(waits.id, up_to=60)).exit_code == 0
 
 
