@@ -189,3 +189,18 @@ async def test_a_description_that_was_changed_in_the_container_gives_it_no_other
         with pytest.raises(SpawnFailed, match="was changed"):
             await said(engine, f"{CURL} {net.other}")
         await until(lambda: not net.proxies())
+
+
+async def test_where_a_command_has_the_port_of_the_proxy_no_command_starts_and_the_remedy_is_told(net: Net) -> None:
+    takes = "import socket, time; one = socket.create_server(('127.0.0.1', 3128)); open('taken', 'w'); time.sleep(300)"
+    async with net.pod.engine() as engine:
+        # As after the death of supervisor and keeper of the host: a container that is not served.
+        plan = await engine.backend.plan(spec(engine, "true"), "talk")
+        assert plan.home is not None
+        user = f"{plan.uid}:{plan.gid}"
+        words = ("exec", "--detach", "--user", user, "--workdir", "/workspace", plan.home.name, "python3", "-c", takes)
+        await asyncio.to_thread(podman, *words)
+        await until((net.pod.workspace / "taken").exists)
+        with pytest.raises(SpawnFailed, match=f"port 3128, `shellback containers rm {plan.home.name}`"):
+            await said(engine, f"{CURL} {net.url}")
+        assert not net.proxies()
