@@ -18,11 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import READ_ONLY
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire.hosts import Hosts
 from tests import execs
 from tests.podmans import pod
 from tests.supervisors import WHO
@@ -121,6 +125,14 @@ ROWS: Final[tuple[tuple[str, Try], ...]] = (
         "it reaches a server on the machine's loopback",
         _says("reached", "exec 3<>/dev/tcp/127.0.0.1/{at.port} && echo reached"),
     ),
+    (
+        "it reaches a listed one by the proxy (`NETWORK=list`)",
+        _says(
+            "HTTP/1.1 200",
+            "exec 3<>/dev/tcp/127.0.0.1/3128 &&"
+            " printf 'CONNECT 127.0.0.1:{at.port} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && head -1 <&3",
+        ),
+    ),
     # The name is put together in the command, so that the command itself does not have it.
     (
         "it sees processes of the machine",
@@ -161,7 +173,7 @@ async def _column(kind: str) -> dict[str, str]:
     """What came of every row in this backend."""
     found: dict[str, str] = {}
     with _decoys() as decoys:
-        async with _engines(kind) as engine:
+        async with _engines(kind, Hosts([f"127.0.0.1:{decoys.port}"])) as engine:
             async with _started(engine()) as first:
                 for name, attempt in ROWS:
                     found[name] = "yes" if await attempt(first, decoys) else "no"
@@ -175,16 +187,19 @@ async def _column(kind: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _engines(kind: str) -> AsyncGenerator[Callable[[], Engine]]:
+async def _engines(kind: str, network: Hosts) -> AsyncGenerator[Callable[[], Engine]]:
     """What makes engines over the same sessions, each as another worker has one."""
     if kind == "podman":
         async with pod() as made:
+            made.options = {"network": network}
             yield made.engine
         return
     store = MemorySessionStore()
     with tempfile.TemporaryDirectory(prefix="shellback-features-", ignore_cleanup_errors=True) as base:
         workspace, home = execs.places(Path(base))
-        backend = execs.backend_of(kind, workspace)
+        backend: Backend = HostBackend(workspace)
+        if kind == "bubblewrap":
+            backend = BubblewrapBackend(workspace, network=network)
         backend.check()
         yield lambda: Engine(store, SupervisorClient(home, idle_s=0.5), backend, home=home)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import select
-import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -119,14 +118,14 @@ async def test_a_connection_outlives_both_supervisors_and_the_proxy_is_replaced(
         assert proxy not in net.proxies()
 
 
-async def test_what_waits_at_the_death_of_the_supervisor_is_served_by_the_next(net: Net) -> None:
+async def test_what_waits_at_the_death_of_supervisor_and_proxy_is_served_by_the_next(net: Net) -> None:
     async with net.pod.engine() as engine:
         await said(engine, f"{CURL} {net.url}")
         (proxy,) = net.proxies()
         await stop(proxy)
         waits = await launch(engine, f"echo begun; {CURL} {net.url}", shows="begun")
         await end((await net.host())[0])
-        kill(proxy, signal.SIGCONT)
+        kill(proxy)
         assert end_of(await engine.wait(waits.id, up_to=60)).exit_code == 0
 
 
@@ -190,3 +189,18 @@ async def test_a_description_that_was_changed_in_the_container_gives_it_no_other
         with pytest.raises(SpawnFailed, match="was changed"):
             await said(engine, f"{CURL} {net.other}")
         await until(lambda: not net.proxies())
+
+
+async def test_where_a_command_has_the_port_of_the_proxy_no_command_starts_and_the_remedy_is_told(net: Net) -> None:
+    takes = "import socket, time; one = socket.create_server(('127.0.0.1', 3128)); open('taken', 'w'); time.sleep(300)"
+    async with net.pod.engine() as engine:
+        # As after the death of supervisor and keeper of the host: a container that is not served.
+        plan = await engine.backend.plan(spec(engine, "true"), "talk")
+        assert plan.home is not None
+        user = f"{plan.uid}:{plan.gid}"
+        words = ("exec", "--detach", "--user", user, "--workdir", "/workspace", plan.home.name, "python3", "-c", takes)
+        await asyncio.to_thread(podman, *words)
+        await until((net.pod.workspace / "taken").exists)
+        with pytest.raises(SpawnFailed, match=f"port 3128, `shellback containers rm {plan.home.name}`"):
+            await said(engine, f"{CURL} {net.url}")
+        assert not net.proxies()

@@ -102,6 +102,11 @@ def test_settings_name_the_engine(settings: dict[str, str], monkeypatch: pytest.
     assert {"url": "unix:///x.sock", "identity": "/key", "connection": "here"}.items() <= noted[0].items()
 
 
+def test_a_sandbox_of_an_agent_is_refused_with_a_list_that_it_would_not_have(settings: dict[str, str]) -> None:
+    with pytest.raises(BackendUnavailable, match="cannot be held to NETWORK=ask: set NETWORK=off or NETWORK=on"):
+        podman_sandbox(Settings.load({**settings, "PODMAN_IMAGE": "some:1", "NETWORK": "ask"}))
+
+
 def test_settings_shape_the_sandbox_of_an_agent_too(settings: dict[str, str], tmp_path: Path) -> None:
     more = {"PODMAN_IMAGE": "some:1", "SHELLBACK_CACHE": str(tmp_path / "cache"), "HOST_MOUNT_ROOTS": str(tmp_path)}
     section = podman_sandbox(Settings.load({**settings, **more}), scope="mine", env={"A": "b"})

@@ -22,7 +22,7 @@ from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import closing
 from shellback.exec.wire.peers import peer_of
 from shellback.exec.wire.protocol import Refused
-from shellback.exec.wire.sandbox import CONTAINED_HOME
+from shellback.exec.wire.sandbox import CONTAINED_HOME, PROXY_PORT
 
 MOST: Final = 128
 """Containers at a time; each takes two descriptors."""
@@ -72,7 +72,7 @@ class Contained:
         first, spaces = found(home)
         fds = {_FIRST: first}
         try:
-            fds[LISTENER] = listener(spaces, None)
+            fds[LISTENER] = _listener(spaces, key)
             self._keeper.send(link.hold(_HELD + key, [*fds], dict(facts)), [*fds.values()])
         except BaseException:
             linux.close_all(fds.values())
@@ -95,6 +95,17 @@ class Contained:
         self._keeper.drop(_HELD + key)
         self._diary.note(f"{key} has ended, and is not served any more")
         self.changed()
+
+
+def _listener(spaces: Mapping[str, int], key: str) -> int:
+    try:
+        return listener(spaces, None)
+    except OSError as error:
+        # Only between the death of a supervisor with its keeper and the next one.
+        raise Refused(
+            "no_listener",
+            f"{error.strerror}: if a command has taken port {PROXY_PORT}, `shellback containers rm {key}` ends it",
+        ) from None
 
 
 def found(home: str) -> tuple[int, dict[str, int]]:

@@ -352,7 +352,7 @@ class Requests:
         self._idle = None
         if not self._sup.stopping and not self._retiring and self._sup.keeper.pid is not None:
             self._accept()
-            if self._peers or self._sup.jobs or self._sup.sandboxes.contained:
+            if self._peers or self._sup.jobs:
                 self._rest()
                 return
         # A client that connects now is disconnected without an answer, and starts a new keeper.
