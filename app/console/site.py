@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,14 +12,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.routing import Mount as Below
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shellback.console.access import secret_of
+from shellback.console.access import Page, secret_of
+from shellback.console.changes import Changes
+from shellback.console.conversations import Conversations
 from shellback.console.entering import Entering
 from shellback.console.pages import PREFIX, message
+from shellback.console.processes import Processes
 from shellback.console.waiting import Waiting
 from shellback.serving.application import Mount, person
 from shellback.storage import accounts
@@ -46,14 +49,32 @@ HEADERS: Final = {
 
 def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
-    app = Starlette(routes=routes(where, local, secure=secure), exception_handlers={HTTPException: _nothing})
-    return Mount(path=PREFIX, kind="console", app=_Site(app, where.database), secret=secret_of, open=True)
+    changes = Changes(local)
+    files = Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))
+    app = Starlette(
+        routes=[*pages(where, local, changes, secure=secure), files], exception_handlers={HTTPException: _nothing}
+    )
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await changes.close()
+
+    site = _Site(app, where.database)
+    return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
 
 
-def routes(where: Place, local: Local, *, secure: bool = False) -> list[BaseRoute]:
-    """All that there is below `PREFIX`."""
-    pages = [*Entering(where, secure=secure).pages(), *Waiting(local).pages()]
-    return [*pages, Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))]
+def pages(where: Place, local: Local, changes: Changes, *, secure: bool) -> list[Page]:
+    """All routes, each with its role."""
+    return [
+        *changes.pages(),
+        *Entering(where, secure=secure).pages(),
+        *Waiting(local).pages(),
+        *Conversations(local).pages(),
+        *Processes(local).pages(),
+    ]
 
 
 class _Site:
