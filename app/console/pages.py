@@ -19,7 +19,9 @@ PREFIX: Final = "/console"
 SECTIONS: Final = [("Waiting", "/"), ("Conversations", "/conversations"), ("Processes", "/processes")]
 """The pages that each page leads to, with their paths below `PREFIX`."""
 
-_MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
+_MARKDOWN: Final = (
+    MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table").disable(["link", "image", "autolink"])
+)
 
 
 def markdown(text: str) -> Markup:

@@ -51,9 +51,8 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
     changes = Changes(local)
     files = Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))
-    app = Starlette(
-        routes=[*pages(where, local, changes, secure=secure), files], exception_handlers={HTTPException: _nothing}
-    )
+    routes = [*pages(where, local, changes, secure=secure), files]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _nothing})
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncGenerator[None]:
