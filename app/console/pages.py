@@ -16,7 +16,15 @@ from starlette.responses import HTMLResponse, Response
 from shellback.exec.core.display import age, visible
 
 PREFIX: Final = "/console"
-SECTIONS: Final = [("Waiting", "/"), ("Conversations", "/conversations"), ("Processes", "/processes")]
+SECTIONS: Final = [
+    ("Waiting", "/"),
+    ("Conversations", "/conversations"),
+    ("Processes", "/processes"),
+    ("Rules", "/rules"),
+    ("Audit", "/audit"),
+    ("Queue", "/queue"),
+    ("Health", "/health"),
+]
 """The pages that each page leads to, with their paths below `PREFIX`."""
 
 _MARKDOWN: Final = (

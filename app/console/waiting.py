@@ -16,9 +16,9 @@ from shellback.work.errors import InvalidRequest
 if TYPE_CHECKING:
     from shellback.client.local import Local
 
-LISTED: Final = 50
+LISTED: Final = 30
 """So many requests are on the page. Others come up as these are decided."""
-WHOLE_CHARS: Final = 1_000
+WHOLE_CHARS: Final = 1_500
 """A longer request is decided on its own page, which shows all of it."""
 
 
