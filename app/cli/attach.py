@@ -103,10 +103,10 @@ async def _attached(where: Place, port: SupervisorPort, session: Session, detach
         raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
     attachment = Attachment(port, session, where.home)
     typing = Typing(where.database, session, me()) if writable else None
-    return await Attached(attachment, typing, detach_key, lambda: _end(where, attachment)).stay()
+    return await Attached(attachment, typing, detach_key, lambda: find_end(where, attachment)).stay()
 
 
-async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
+async def find_end(where: Place, attachment: Attachment) -> SessionEnd | None:
     """The end of the session: from its supervisor or, once a worker has taken the record over, from the database."""
     from shellback.storage import sessions
 
