@@ -42,8 +42,9 @@ SECTIONS: Final = {
     "Operation": {
         "worker": ("worker", "Run turns for this host until it is told to stop."),
         "mcp": ("mcp", "Offer the tools to an MCP client, on standard input and output."),
-        "serve": ("serve", "Offer the tools to MCP clients over HTTP, to those that have a token."),
+        "serve": ("serve", "Serve the console to people, and tools to MCP clients, over HTTP."),
         "tokens": ("tokens", "Make, list or revoke the tokens of clients over HTTP."),
+        "users": ("users", "Make, list or remove the accounts of people who use the console."),
         "supervisor": ("worker", "Run the supervisor of agents' commands as a service of its own."),
         "migrate": ("setup", "Create or upgrade the database tables."),
         "prune": ("setup", "Delete old rows, queue items and idle conversations."),

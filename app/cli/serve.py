@@ -1,4 +1,4 @@
-"""`shellback serve`: the tools for clients over HTTP."""
+"""`shellback serve`: the console for people, and the tools for clients, over HTTP."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def serve(
     names: tuple[str, ...],
     task_after: float,
 ) -> None:
-    """Serve the tools to MCP clients over HTTP, at /mcp, until SIGTERM or Ctrl-C.
+    """Serve the console and the tools over HTTP, until SIGTERM or Ctrl-C.
 
-    At /v1 it answers programs that people use. Every client needs a token (`shellback tokens add`). The server listens
+    At /console people decide, and see what happens; each needs an account (`shellback users add`). At /mcp MCP clients
+    call tools, and at /v1 programs do what people do; each needs a token (`shellback tokens add`). The server listens
     on this machine only, unless --host says another address; then it needs --tls-cert and --tls-key, or --behind-proxy.
     A request whose Host is not --host, localhost or a --name is refused.
 
@@ -87,13 +88,16 @@ def serve(
                 settings, settings.workspace_root, enter=lambda: contextlib.nullcontext(calls), task_after_s=task_after
             )
             try:
-                asyncio.run(_serve(where, offer, address, known))
+                secure = certificate is not None or behind_proxy
+                asyncio.run(_serve(where, offer, address, known, secure=secure))
             except CannotListen as error:
                 raise Refused(str(error)) from None
 
 
-async def _serve(where: Place, offer: Offer, address: Address, names: set[str]) -> None:
-    from shellback.client.routes import mount
+async def _serve(where: Place, offer: Offer, address: Address, names: set[str], *, secure: bool) -> None:
+    from shellback.client import routes
+    from shellback.client.local import Local
+    from shellback.console import site
     from shellback.mcp_server.front import Loaded
     from shellback.serving.listening import listen
     from shellback.wiring import serving
@@ -104,8 +108,11 @@ async def _serve(where: Place, offer: Offer, address: Address, names: set[str]) 
     if not offer.gate:
         log.warning("ENABLE_EXECUTE is not set: clients have no tools")
     await loaded.hands()
+    local = Local(lambda: contextlib.nullcontext(where))
+    beside = [routes.mount(local), site.mount(where, local, secure=secure)]
     try:
-        async with serving.application(where, offer, loaded, names, [mount(where)]) as (application, access):
+        async with serving.application(where, offer, loaded, names, beside) as (application, access):
             await listen(application, access, address, stop, lambda url: click.echo(f"ready {url}", err=True))
     finally:
+        await local.close()
         await loaded.close()

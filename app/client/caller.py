@@ -20,12 +20,13 @@ def me() -> str:
 class Caller:
     """`by` is in the audit and in events. `conversations` are all that it may see and change; None: all there are.
 
-    `token`: it came over HTTP with a token.
+    `token`: it came over HTTP with a token. `surface` is by what it asks, for the audit.
     """
 
     by: str
     conversations: Collection[str] | None = None
     token: bool = False
+    surface: str = "client"
 
     def may(self, conversation: str) -> bool:
         """Whether it may see and change this conversation. To others it does not exist."""

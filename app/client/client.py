@@ -167,14 +167,15 @@ class AsyncClient:
         return await self._ask("approve", {"id": request, "scope": scope, "digest": digest})
 
     async def deny(self, request: str | Approval, reason: str | None = None) -> Decision:
-        """Deny this call; the agent is told, with the reason.
+        """Deny this call; the agent is told, with the reason. An `Approval` is refused if it has changed since.
 
         Raises:
             UnknownApproval: None has this id.
             ApprovalSettled: It is decided already, or has expired.
+            ApprovalRefused: It has changed.
         """
-        name = request.id if isinstance(request, Approval) else request
-        return await self._ask("deny", {"id": name, "reason": reason})
+        name, digest = (request.id, request.digest) if isinstance(request, Approval) else (request, None)
+        return await self._ask("deny", {"id": name, "reason": reason, "digest": digest})
 
     async def sessions(self, conversation: str | None = None, *, everything: bool = False) -> list[Session]:
         """Running processes, oldest first; with `everything` ended ones too. At most the newest 500.

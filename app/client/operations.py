@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
     from shellback.work.queue.queues import Enqueuer
 
-SURFACE: Final = "client"
 TEXT_BYTES: Final = 1024 * 1024
 """So much of a log is read at once."""
 INPUT_CHARS: Final = 64 * 1024
@@ -153,9 +152,9 @@ def approve(at: Asking, *, id: Id, scope: Scope = "once", digest: Digest = None)
     return _settled(at, request, "approved", scope=scope, digest=digest)
 
 
-def deny(at: Asking, *, id: Id, reason: Reason = None) -> Decision:
+def deny(at: Asking, *, id: Id, reason: Reason = None, digest: Digest = None) -> Decision:
     """Deny this call; the agent is told, with the reason."""
-    return _settled(at, _request(at, id), "denied", note=reason)
+    return _settled(at, _request(at, id), "denied", note=reason, digest=digest)
 
 
 def sessions(at: Asking, *, conversation: Only = None, everything: All = False) -> list[Session]:
@@ -214,7 +213,7 @@ def write(at: Asking, *, id: Id, data: Data, eof: Eof = False) -> Written:
     """Type into a process. It takes whole what it reads within 30 s; the agent is told how many bytes."""
     given, found = data.encode(), _here(at, id)
     _require_another(at, found.conversation_id)
-    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=SURFACE, asks=at.asks)
+    processes.typed(at.where, found, given, eof=eof, by=at.caller.by, surface=at.caller.surface, asks=at.asks)
     return Written(session_id=id, bytes=len(given))
 
 
@@ -281,7 +280,7 @@ def _request(at: Asking, request_id: str) -> Request:
 def _settled(at: Asking, request: Request, decision: Literal["approved", "denied"], **how: Any) -> Decision:
     request = requests.settle(
         at.where.database, at.enqueuer, request.id, decision,
-        by=at.caller.by, surface=SURFACE, **how,
+        by=at.caller.by, surface=at.caller.surface, **how,
     )  # fmt: skip
     if request.state != decision:
         raise ApprovalSettled(f"{request.id} is {request.state}: the decision came too late. Nothing runs")

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
@@ -26,9 +26,6 @@ from shellback.exec.core.threads import cancelled
 from shellback.serving.application import Mount, caller
 from shellback.work.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
-
 PREFIX: Final = "/v1"
 PING_S: Final = 15.0
 _EVENT: Final = TypeAdapter(Event)
@@ -36,18 +33,9 @@ _STREAM: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _FOLLOW: Final = {"true": True, "false": False}
 
 
-def mount(where: Place) -> Mount:
-    """The client API of a state directory, for an application that checks tokens."""
-    local = Local(lambda: contextlib.nullcontext(where))
-
-    @contextlib.asynccontextmanager
-    async def running() -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await local.close()
-
-    return Mount(path=PREFIX, kind="api", app=Router(Routes(local).all()), running=running)
+def mount(local: Local) -> Mount:
+    """The client API, for an application that checks tokens."""
+    return Mount(path=PREFIX, kind="api", app=Router(Routes(local).all()))
 
 
 def caller_of(request: Request) -> Caller:

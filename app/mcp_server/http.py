@@ -185,7 +185,7 @@ class Http:
         """Have the endpoint answer until its token ends, or it is cancelled; then close its connection."""
         try:
             with self._access.used(key[0]) as use:
-                token = await self._access.token(use)
+                token = await self._access.credential(use)
                 if token is not None and token.state == "active":
                     async with endpoint.manager.run():
                         endpoint.begun.set()

@@ -1,4 +1,4 @@
-"""Who calls, by the token of the request; and the end of what is open when this token ends."""
+"""Who calls, by the token or login of the request; and the end of what is open when this ends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 from typing import Final
 
+import sqlalchemy as sa
+
 from shellback.exec.wire.ring import Ring
-from shellback.storage import tokens
+from shellback.storage import accounts, tokens
+from shellback.storage.accounts import Login
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
 from shellback.storage.tokens import Token
 
 log = logging.getLogger(__name__)
+
+Credential = Token | Login
+"""What a request proves with who sends it."""
 
 STOPS: Final = "the server stops"
 LOOK_S: Final = 30.0
@@ -29,12 +35,12 @@ _LATER_S: Final = 0.05
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """Something that is open with a token. `over` is set when it has to end; `why` says why then."""
+    """Something that is open with a credential. `over` is set when it has to end; `why` says why then."""
 
     digest: str
     why: str = ""
     expires: asyncio.TimerHandle | None = None
-    """Ends it when its token expires."""
+    """Ends it when its credential expires."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, why: str) -> None:
@@ -45,7 +51,7 @@ class Use:
 
 
 class Access:
-    """The tokens of the database, and what is open with them."""
+    """The tokens and logins of the database, and what is open with them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -55,7 +61,7 @@ class Access:
 
     @contextlib.contextmanager
     def used(self, digest: str) -> Generator[Use]:
-        """Something that is open with the token of this digest: it is told of an end that `token` did not see."""
+        """Something that is open with what has this digest: it is told of an end that `credential` did not see."""
         use = Use(digest)
         self._uses.setdefault(digest, set()).add(use)
         if self._closed:
@@ -69,21 +75,21 @@ class Access:
             if not self._uses[digest]:
                 del self._uses[digest]
 
-    async def token(self, use: Use) -> Token | None:
-        """The token of a use, in force or not; None without one.
+    async def credential(self, use: Use) -> Credential | None:
+        """The token or login of a use, in force or not; None without one.
 
         Raises:
             StorageError: The database cannot be read.
         """
-        found = (await self._database.read(tokens.of_digests, [use.digest])).get(use.digest)
+        found = (await self._database.read(_of_digests, [use.digest])).get(use.digest)
         if found is not None and found.left_s is not None and use.expires is None:
             # By the clock of this process, so that it ends also while the database does not answer.
-            expired = functools.partial(use.end, "the token is expired")
+            expired = functools.partial(use.end, f"the {noun(found)} is expired")
             use.expires = asyncio.get_running_loop().call_later(found.left_s + _LATER_S, expired)
         return found
 
     def ring(self) -> None:
-        """A token was revoked: look."""
+        """A token was revoked, or a login ended: look."""
         self._rung.ring()
 
     def close(self) -> None:
@@ -93,7 +99,7 @@ class Access:
             use.end(STOPS)
 
     async def watch(self) -> None:
-        """End what is open when its token is revoked, until cancelled."""
+        """End what is open when its token is revoked or its login ended, until cancelled."""
         while True:
             rung = self._rung.next
             try:
@@ -105,17 +111,31 @@ class Access:
                 await asyncio.wait_for(rung.wait(), LOOK_S)
 
     async def look(self) -> None:
-        """End what is open with a token that is not in force.
+        """End what is open with a credential that is not in force.
 
         Raises:
             StorageError: The database cannot be read; nothing was ended.
         """
-        digests = [*self._uses]
+        digests = [digest for digest in self._uses if digest]
         if not digests:
             return
-        found = await self._database.read(tokens.of_digests, digests)
+        found = await self._database.read(_of_digests, digests)
         for digest in digests:
-            token = found.get(digest)
-            if token is None or token.state != "active":
+            credential = found.get(digest)
+            if credential is None or credential.state != "active":
                 for use in [*self._uses.get(digest, ())]:
-                    use.end("the token is not known" if token is None else f"the token is {token.state}")
+                    use.end(why_not(credential))
+
+
+def why_not(found: Credential | None) -> str:
+    """Why a credential opens nothing that is not in force."""
+    return "the token is not known" if found is None else f"the {noun(found)} is {found.state}"
+
+
+def noun(found: Credential) -> str:
+    """What to call it."""
+    return "token" if isinstance(found, Token) else "login"
+
+
+def _of_digests(conn: sa.Connection, digests: Collection[str]) -> dict[str, Credential]:
+    return {**tokens.of_digests(conn, digests), **accounts.of_digests(conn, digests)}

@@ -1,7 +1,7 @@
 """The application: it admits requests, and hands them to what is mounted.
 
 A `Mount` is an ASGI application for the paths that begin with its own. It sees these paths whole, and only requests
-with a token in force of its kind. `caller(scope)` is the token, with the conversations that it is for:
+with a credential in force of its kind. `caller(scope)` is the token, with the conversations that it is for:
 
     async def send(request: Request) -> Response:
         if not caller(request.scope).may(conversation):
@@ -9,8 +9,11 @@ with a token in force of its kind. `caller(scope)` is the token, with the conver
 
     Mount(path="/v1", kind="api", app=Starlette(routes=[Route("/v1/send", send, methods=["POST"])]))
 
-The body is within `Limits.body_bytes` and was read. When the token ends, and when the server stops, the task of the
-request is cancelled. A response that had begun, as a stream of events, is ended in order then.
+For pages the credential is the login of a person, in a cookie (`in_cookie`), and `open` lets requests in without one.
+`person(scope)` is the login then, or None.
+
+The body is within `Limits.body_bytes` and was read. When the credential ends, and when the server stops, the task of
+the request is cancelled. A response that had begun, as a stream of events, is ended in order then.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shellback.exec.core.threads import cancelled
 from shellback.log import about
-from shellback.serving.access import STOPS, Access, Use
+from shellback.serving.access import STOPS, Access, Credential, Use, noun, why_not
+from shellback.storage.accounts import Login
 from shellback.storage.errors import StorageError
 from shellback.storage.tokens import Kind, Token, digest_of
 
@@ -39,21 +44,35 @@ log = logging.getLogger(__name__)
 HEALTH: Final = "/healthz"
 LEAVE_S: Final = 1.0
 """A client that does not read has this long to take the end of its stream."""
-_CALLER: Final = "shellback.token"
+_CALLER: Final = "shellback.caller"
 _SCHEME: Final = "bearer "
+
+
+def in_header(headers: Headers) -> str | None:
+    """The token that a request brings."""
+    said = headers.get("authorization", "")
+    return said[len(_SCHEME) :].strip() if said[: len(_SCHEME)].lower() == _SCHEME else None
+
+
+def in_cookie(name: str) -> Callable[[Headers], str | None]:
+    """What finds the secret of a login in the cookie of this name."""
+    return lambda headers: cookie_parser(headers.get("cookie", "")).get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
     """What answers the requests below a path; `running` is entered before the first one and left after the last.
 
-    Tokens of another `kind` are refused.
+    Credentials of another `kind` are refused. `secret` finds one in the headers of a request. `open`: a request
+    without one in force is let in too, as that of nobody.
     """
 
     path: str
-    kind: Kind
+    kind: Kind | Literal["console"]
     app: ASGIApp
     running: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext
+    secret: Callable[[Headers], str | None] = in_header
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +84,7 @@ class Limits:
     body_s: float = 30.0
     """A body is here by then."""
     calls: int = 256
-    """Requests of one token that are being answered, streams among them."""
+    """Requests with one credential, or with none, that are being answered, streams among them."""
 
 
 def caller(scope: Scope) -> Token:
@@ -73,6 +92,13 @@ def caller(scope: Scope) -> Token:
     token = scope[_CALLER]
     assert isinstance(token, Token)
     return token
+
+
+def person(scope: Scope) -> Login | None:
+    """The login of this request; None if it brings none in force."""
+    login = scope[_CALLER]
+    assert login is None or isinstance(login, Login)
+    return login
 
 
 def refusal(status: int, error: str, remedy: str, headers: dict[str, str] | None = None) -> Response:
@@ -130,30 +156,32 @@ class Application:
         return refusal(403, "a page of another origin cannot use this server", "use a program that is no page")
 
     async def _to(self, mount: Mount, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        said = headers.get("authorization", "")
-        if said[: len(_SCHEME)].lower() != _SCHEME:
+        secret = mount.secret(headers)
+        if secret is None and not mount.open:
             await _closing(_unauthorised(None))(scope, receive, send)
             return
-        with self._access.used(digest_of(said[len(_SCHEME) :].strip())) as use:
+        with self._access.used("") as nobodys, self._access.used(digest_of(secret or "")) as use:
             try:
-                token = await self._access.token(use)
+                found = None if secret is None else await self._access.credential(use)
             except StorageError as error:
                 log.warning("a token cannot be looked up: %s", error)
                 answer = refusal(503, "the database does not answer; nothing was done", "repeat the request")
                 await answer(scope, receive, send)
                 return
-            if token is None or token.state != "active":
-                why = "the token is not known" if token is None else f"the token is {token.state}"
-                await _closing(_unauthorised(why))(scope, receive, send)
+            if mount.open and (found is None or found.state != "active" or found.kind != mount.kind):
+                await self._admitted(mount, None, nobodys, scope, receive, send)
                 return
-            if token.kind != mount.kind:
-                await self._of_another_kind(mount, token)(scope, receive, send)
+            if found is None or found.state != "active":
+                await _closing(_unauthorised(why_not(found)))(scope, receive, send)
                 return
-            with about(token=token.name):
-                await self._admitted(mount, token, use, scope, receive, send)
+            if found.kind != mount.kind:
+                await self._of_another_kind(mount, found)(scope, receive, send)
+                return
+            with about(**{noun(found): found.name}):
+                await self._admitted(mount, found, use, scope, receive, send)
 
-    def _of_another_kind(self, mount: Mount, token: Token) -> Response:
-        there = ", ".join(one.path for one in self._mounts if one.kind == token.kind) or "no path of this server"
+    def _of_another_kind(self, mount: Mount, found: Credential) -> Response:
+        there = ", ".join(one.path for one in self._mounts if one.kind == found.kind) or "no path of this server"
         how = "with --api" if mount.kind == "api" else "without --api"
         return refusal(
             403,
@@ -161,9 +189,11 @@ class Application:
             f"`shellback tokens add` makes another one, {how}: what asks for a call must not decide about it",
         )
 
-    async def _admitted(self, mount: Mount, token: Token, use: Use, scope: Scope, receive: Receive, send: Send) -> None:
-        limits = self._limits
-        if self._calls[token.digest] >= limits.calls:
+    async def _admitted(
+        self, mount: Mount, found: Credential | None, use: Use, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        limits, whose = self._limits, found.digest if found else ""
+        if self._calls[whose] >= limits.calls:
             answer = refusal(
                 429,
                 f"{limits.calls} requests with this token are being answered; nothing was done",
@@ -172,15 +202,15 @@ class Application:
             )
             await answer(scope, receive, send)
             return
-        self._calls[token.digest] += 1
+        self._calls[whose] += 1
         try:
             whole = await _whole(Headers(scope=scope), receive, limits)
             if isinstance(whole, Response):
                 await whole(scope, receive, send)
             elif whole is not None:
-                await _until_over(use, mount.app, {**scope, _CALLER: token}, whole, send)
+                await _until_over(use, mount.app, {**scope, _CALLER: found}, whole, send)
         finally:
-            self._calls[token.digest] -= 1
+            self._calls[whose] -= 1
             self._calls += Counter()  # without those at zero
 
 

@@ -73,3 +73,7 @@ class ExecutorTaken(StorageError):
 
 class TokenRefused(StorageError):
     """Raised when a token cannot be made, or none has the given name. Nothing was changed."""
+
+
+class AccountRefused(StorageError):
+    """Raised when an account cannot be made, or none has the given name. Nothing was changed."""

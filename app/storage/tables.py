@@ -379,3 +379,25 @@ tokens: Final = sa.Table(
     sa.Column("revoked_at", sa.Float),
     sa.Column("revoked_by", sa.String(100)),
 )
+
+accounts: Final = sa.Table(
+    "accounts",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("role", sa.String(16), nullable=False),  # viewer, approver, operator
+    sa.Column("password", sa.Text),  # argon2id; None until the first login
+    sa.Column("link", sa.String(64), index=True),  # SHA-256 of the one-time link that sets the password
+    sa.Column("link_expires_at", sa.Float),
+    sa.Column("owner", sa.String(100), nullable=False),  # who made it
+    sa.Column("created_at", sa.Float, nullable=False),  # this and the others in the database's time
+)
+
+logins: Final = sa.Table(
+    "logins",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),  # SHA-256 of the cookie, which is kept nowhere
+    sa.Column("account", sa.String(64), nullable=False, index=True),
+    sa.Column("program", sa.String(200), nullable=False),  # what the browser calls itself
+    sa.Column("created_at", sa.Float, nullable=False),  # this and the other in the database's time
+    sa.Column("used_at", sa.Float, nullable=False),
+)

@@ -12,10 +12,7 @@ from shellback.work.approvals.approvals import Request
 def whole(request: Request) -> list[str]:
     """All lines about a request."""
     head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
-    lines = [visible_line(head), *request_lines(request.display)]
-    if request.changed_args is not None:
-        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
-        lines += request_lines(asked | {"changed by": request.changed_by})
+    lines = [visible_line(head), *about(request)]
     lines.append(f"    digest: {request.digest}")
     left = request.expires_at - time.time()
     if request.state == "pending":
@@ -27,4 +24,13 @@ def whole(request: Request) -> list[str]:
         lines += request_lines(decided | ({"holds for": whole} if request.scope == "session" else {}))
     if request.used_by:
         lines.append(f"    used by: {request.used_by}")
+    return lines
+
+
+def about(request: Request) -> list[str]:
+    """The lines about what will run, and how a person has changed it."""
+    lines = request_lines(request.display)
+    if request.changed_args is not None:
+        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
+        lines += request_lines(asked | {"changed by": request.changed_by})
     return lines

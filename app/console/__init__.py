@@ -1,0 +1,1 @@
+"""Pages for the people who operate Shellback: what waits for them, conversations, processes."""

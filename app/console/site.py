@@ -1,0 +1,89 @@
+"""The console as an ASGI application: its pages, its files, and the headers that keep a browser from doing more."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.routing import Mount as Below
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shellback.console.access import secret_of
+from shellback.console.entering import Entering
+from shellback.console.pages import PREFIX, message
+from shellback.console.waiting import Waiting
+from shellback.serving.application import Mount, person
+from shellback.storage import accounts
+from shellback.storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from shellback.client.local import Local
+    from shellback.storage.db import Database
+    from shellback.wiring.wiring import Place
+
+STATIC: Final = Path(__file__).parent / "static"
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def mount(where: Place, local: Local, *, secure: bool) -> Mount:
+    """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
+    app = Starlette(routes=routes(where, local, secure=secure), exception_handlers={HTTPException: _nothing})
+    return Mount(path=PREFIX, kind="console", app=_Site(app, where.database), secret=secret_of, open=True)
+
+
+def routes(where: Place, local: Local, *, secure: bool = False) -> list[BaseRoute]:
+    """All that there is below `PREFIX`."""
+    pages = [*Entering(where, secure=secure).pages(), *Waiting(local).pages()]
+    return [*pages, Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))]
+
+
+class _Site:
+    """Adds headers to each answer, and notes that a login is used."""
+
+    def __init__(self, app: ASGIApp, database: Database) -> None:
+        self._app = app
+        self._database = database
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-store" if "etag" not in headers else "no-cache")
+            await send(message)
+
+        login = person(scope)
+        # A page that is left open asks for live updates by itself.
+        if login is not None and login.idle_s > accounts.USED_S and not _live(scope):
+            with contextlib.suppress(StorageError):  # the page says so
+                await self._database.write(accounts.used, login.digest)
+        await self._app(scope, receive, sent)
+
+
+def _live(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "hx-request" in headers or "text/event-stream" in headers.get("accept", "")
+
+
+async def _nothing(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return message(request, "There is nothing at this address.", status=status, more=[("Waiting", f"{PREFIX}/")])

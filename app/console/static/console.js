@@ -1,0 +1,2 @@
+// Live updates and keys. Every page works without this.
+"use strict";
