@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.attach import find_end
 from shellback.cli.options import session_ids
 from shellback.cli.processes import find_session
 from shellback.cli.shared import Refused, asked, opened
+from shellback.client.processes import find_end
 from shellback.client.recording import MOST, Recording
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import Session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.routing import Mount as Below
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shellback.console.access import secret_of
 from shellback.console.entering import Entering
 from shellback.console.pages import PREFIX, message
+from shellback.console.terminal import Terminals
 from shellback.console.waiting import Waiting
 from shellback.serving.application import Mount, person
 from shellback.storage import accounts
@@ -46,14 +47,20 @@ HEADERS: Final = {
 
 def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
-    app = Starlette(routes=routes(where, local, secure=secure), exception_handlers={HTTPException: _nothing})
-    return Mount(path=PREFIX, kind="console", app=_Site(app, where.database), secret=secret_of, open=True)
+    terminals = Terminals(where)
+    pages = [*Entering(where, secure=secure).pages(), *Waiting(local).pages(), *terminals.pages()]
+    files = Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))
+    app = Starlette(routes=[*pages, files], exception_handlers={HTTPException: _nothing})
 
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await terminals.close()
 
-def routes(where: Place, local: Local, *, secure: bool = False) -> list[BaseRoute]:
-    """All that there is below `PREFIX`."""
-    pages = [*Entering(where, secure=secure).pages(), *Waiting(local).pages()]
-    return [*pages, Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))]
+    site = _Site(app, where.database)
+    return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
 
 
 class _Site:
@@ -67,7 +74,8 @@ class _Site:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
                 headers.setdefault("cache-control", "no-store" if "etag" not in headers else "no-cache")
             await send(message)
 
