@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,6 +19,7 @@ from shellback.cli.options import conversation_names
 from shellback.cli.output import styled
 from shellback.cli.shared import Columns, Refused, json_option, json_text, opened, show, stamp, table_lines
 from shellback.client.freshness import Freshness, waits
+from shellback.client.said import parts_of
 from shellback.exec.core.display import age, shown, shown_line, visible, visible_line
 
 if TYPE_CHECKING:
@@ -167,48 +166,16 @@ def _heading(one: Standing, total: int) -> str:
 
 def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
     """One message as lines. Results are cut to `cut` characters unless it is None; instructions are left out."""
-    when = _when(message)
-    for part in message.get("parts", []):
-        kind = part.get("part_kind")
-        text = _text(part.get("content"))
-        match kind:
-            case "user-prompt":
-                yield from _prompted(when, part.get("content"), cut)
-            case "text":
-                yield from _said(f"{when}agent", text)
-            case "tool-call":
-                yield from _lines(f"{when}call {part.get('tool_name')}", shown(_text(part.get("args"))))
-            case "thinking" | "tool-return" | "retry-prompt":
-                yield from _said(f"{when}{_WHO[kind]} {part.get('tool_name') or ''}".rstrip(), text, cut)
-            case "system-prompt":
-                pass
-            case _:
-                yield from _said(f"{when}{kind}", _text(part), cut)
-
-
-_WHO: Final = {"thinking": "agent thinks", "tool-return": "result of", "retry-prompt": "retry"}
-
-
-def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
-    """The input of the model: from people, from Shellback, and the blocks of processes."""
-    from shellback.exec.reports.blocks import MARK
-    from shellback.exec.reports.callback_text import NOTICE
-
-    for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
-        about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
-        metadata: object = about.get("metadata")
-        if isinstance(metadata, dict) and MARK in metadata:
-            yield from _said(f"{when}processes", str(about["content"]), cut)
-        elif isinstance(metadata, dict) and NOTICE in metadata:
-            yield from _said(f"{when}shellback", str(about["content"]))
+    for one in parts_of(message):
+        when = "" if one.at is None else f"{stamp(one.at)}  "
+        if one.who == "call":
+            yield from _lines(f"{when}call {one.tool}", shown(one.text))
         else:
-            yield from _said(f"{when}person", _text(piece))
+            who = f"{when}{_WHO.get(one.who, one.who if one.who != 'other' else one.kind)} {one.tool}".rstrip()
+            yield from _said(who, one.text, None if one.who in {"agent", "person", "shellback"} else cut)
 
 
-def _when(message: dict[str, Any]) -> str:
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return stamp(datetime.fromisoformat(message["timestamp"]).timestamp()) + "  "
-    return ""
+_WHO: Final = {"thinking": "agent thinks", "result": "result of"}
 
 
 def _said(who: str, text: str, cut: int | None = None) -> Iterator[str]:
@@ -219,10 +186,6 @@ def _lines(who: str, text: str) -> Iterator[str]:
     first, *more = text.split("\n")
     yield f"{styled(shown_line(who), 'bold')}: {first}"
     yield from (f"    {line}" for line in more)
-
-
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _short(text: str, cut: int | None) -> str:

@@ -36,6 +36,8 @@ REST_S: Final = 0.02
 """The least time between two looks at new events."""
 AWAY_S: Final = 0.2
 """The time between two looks at events of another host, which rings only there."""
+ELSEWHERE_S: Final = 1.0
+"""The same at those of all conversations, which may be on other hosts."""
 
 
 class Local:
@@ -92,10 +94,25 @@ class Local:
             yield None
             shared = database.dialect != "sqlite"
             away = shared and await self._run(partial(home_of, at.where, conversation)) is not None
-            wait_s = AWAY_S if away or events.waits else LOOK_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), wait_s)
-            await asyncio.sleep(REST_S)
+            await _rested(rung, AWAY_S if away or events.waits else LOOK_S)
+
+    async def news(self) -> AsyncGenerator[list[Row]]:
+        """Events of all conversations from now on, a page at a time; none when it looked and there was nothing new.
+
+        Raises:
+            StorageError: The database cannot be read.
+        """
+        from shellback.work.queue import stream
+
+        database = (await self._at(Caller(by=""))).where.database
+        events = Tail(database, None, Position(await self._run(partial(database.read_now, stream.last_number))))
+        while not self._closed:
+            rung = self._rung.next
+            found, full = await self._run(events.page)
+            yield [told.event for told in found]
+            if not full:
+                wait_s = LOOK_S if database.dialect == "sqlite" else ELSEWHERE_S
+                await _rested(rung, AWAY_S if events.waits else wait_s)
 
     def of(self, caller: Caller) -> Own:
         """The same for one caller."""
@@ -166,6 +183,12 @@ class Own:
     async def close(self) -> None:
         """See `Local.close`."""
         await self.local.close()
+
+
+async def _rested(rung: asyncio.Event, wait_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(rung.wait(), wait_s)
+    await asyncio.sleep(REST_S)
 
 
 def _told(events: Tail, once: Once, kinds: Collection[str]) -> tuple[list[Event], bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import jinja2
@@ -56,7 +56,7 @@ _ENVIRONMENT: Final = jinja2.Environment(
     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
 _ENVIRONMENT.filters.update(markdown=markdown, ago=ago, left=left, stamp=stamp, age=age)
-_KNOWN: Final = {"path": path, "prefix": PREFIX, "sections": SECTIONS}
+cast("dict[str, Any]", _ENVIRONMENT.globals).update(path=path, prefix=PREFIX, sections=SECTIONS)
 
 
 def page(
@@ -64,7 +64,7 @@ def page(
 ) -> HTMLResponse:
     """A page of a template, which extends `base.html`."""
     who = {name: getattr(request.state, name, None) for name in ("account", "csrf")}
-    text = _ENVIRONMENT.get_template(template).render(here=request.url.path, **_KNOWN, **who, **told)
+    text = _ENVIRONMENT.get_template(template).render(here=request.url.path, **who, **told)
     return HTMLResponse(text, status_code=status, headers=headers)
 
 

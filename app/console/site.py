@@ -16,9 +16,12 @@ from starlette.routing import Mount as Below
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shellback.console.access import secret_of
+from shellback.console.access import Page, secret_of
+from shellback.console.changes import Changes
+from shellback.console.conversations import Conversations
 from shellback.console.entering import Entering
 from shellback.console.pages import PREFIX, message
+from shellback.console.processes import Processes
 from shellback.console.terminal import Terminals
 from shellback.console.waiting import Waiting
 from shellback.serving.application import Mount, person
@@ -47,20 +50,33 @@ HEADERS: Final = {
 
 def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
-    terminals = Terminals(where)
-    pages = [*Entering(where, secure=secure).pages(), *Waiting(local).pages(), *terminals.pages()]
+    changes, terminals = Changes(local), Terminals(where)
     files = Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))
-    app = Starlette(routes=[*pages, files], exception_handlers={HTTPException: _nothing})
+    routes = [*pages(where, local, changes, terminals, secure=secure), files]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _nothing})
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncGenerator[None]:
         try:
             yield
         finally:
+            await changes.close()
             await terminals.close()
 
     site = _Site(app, where.database)
     return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
+
+
+def pages(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[Page]:
+    """All routes, each with its role."""
+    return [
+        *changes.pages(),
+        *Entering(where, secure=secure).pages(),
+        *Waiting(local).pages(),
+        *Conversations(local).pages(),
+        *Processes(local).pages(),
+        *terminals.pages(),
+    ]
 
 
 class _Site:

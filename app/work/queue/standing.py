@@ -61,6 +61,21 @@ def one(conn: sa.Connection, conversation_id: str) -> Standing | None:
     return None if row is None else Standing(**row)
 
 
+def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
+    """Messages of people that no turn has ended with, oldest first: its history does not have them yet."""
+    its = mailbox.c
+    mine = its.conversation_id == conversation_id, its.kind == "message", its.state.in_(("unread", "taken"))
+    found = conn.execute(sa.select(its.payload).where(*mine).order_by(its.id).limit(LISTED)).scalars()
+    return [str(one["text"]) for one in found]
+
+
+def turn_of(conn: sa.Connection, conversation_id: str) -> str | None:
+    """The turn that has a conversation; None without one."""
+    its = conversations.c
+    query = sa.select(its.claimed_by).where(its.id == conversation_id, its.state == "claimed")
+    return conn.execute(query).scalar_one_or_none()
+
+
 def _count(table: sa.Table, *wanted: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
     return sa.select(sa.func.count()).where(table.c.conversation_id == conversations.c.id, *wanted).scalar_subquery()
 

@@ -1,0 +1,71 @@
+"""People at the console of a running server: their accounts, their browsers, and what they see."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import httpx2
+
+from shellback.mcp_server import requests
+from shellback.storage import accounts
+from shellback.storage.accounts import Role
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.asking import Proposed
+from shellback.work.notices.notices import Outbox
+from shellback.work.queue import mailbox
+from tests.commands import PATIENCE_S
+from tests.serving import Served
+from tests.stage import Stage
+
+PASSWORD = "a password of nobody else"
+
+
+class Visitor:
+    """A browser without scripts. It sends the origin of its pages, as browsers do."""
+
+    def __init__(self, server: Served, **headers: str) -> None:
+        self.base = server.base
+        self.web = httpx2.Client(
+            base_url=server.base, headers={"origin": server.base, **headers}, timeout=PATIENCE_S, trust_env=False
+        )
+
+    def get(self, path: str, **more: Any) -> httpx2.Response:
+        return self.web.get(f"/console{path}", **more)
+
+    def post(self, path: str, *, csrf: str | None = None, **form: str) -> httpx2.Response:
+        """Send a form; with the token of the forms of this login unless another one is given."""
+        token = self.csrf() if csrf is None else csrf
+        return self.web.post(f"/console{path}", data={"csrf": token, **form})
+
+    def csrf(self) -> str:
+        found = re.search(r'name="csrf" value="([0-9a-f]+)"', self.get("/account").text)
+        return found[1] if found else ""
+
+    def enter(self, name: str, password: str = PASSWORD) -> httpx2.Response:
+        return self.web.post("/console/login", data={"name": name, "password": password})
+
+
+def invited(on: Stage, name: str, role: Role) -> str:
+    """The path of the one-time link of a new account."""
+    return f"/first/{on.write(accounts.add, name, role=role, owner='test')}"
+
+
+def visitor(on: Stage, server: Served, name: str, role: Role = "operator") -> Visitor:
+    """A person with a new account, who is logged in."""
+    made, link = Visitor(server), invited(on, name, role)
+    answer = made.post(link, csrf="", password=PASSWORD, again=PASSWORD)
+    assert answer.status_code == 303, answer.text
+    return made
+
+
+def asked(on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: float = 600.0) -> Request:
+    """A request of an MCP client for this command."""
+    on.write(requests.opened, conversation, on.where.host_id)
+    call = Proposed(
+        call_key=f"{conversation} {key}", tool_call_id=key, tool_name="execute", args={"command": command},
+        display={"command": command, "tier": "read_write", "reason": "it writes"}, digest=hashlib.sha256(command.encode("utf-8", "surrogateescape")).hexdigest(),
+    )  # fmt: skip
+    turn = f"{mailbox.CONNECTION}{conversation}"
+    return on.write(requests.asked, conversation, turn, call, ttl_s=ttl_s, outbox=Outbox(on=False), limit=20)
