@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import json
 import os
@@ -251,6 +252,17 @@ def test_the_recording_of_a_terminal_is_a_file_of_the_console(on_stage: Started,
 
 
 CHROMIUM = Path("/usr/bin/chromium")
+STATIC = Path(__file__).parents[2] / "app/console/static"
+XTERM = {
+    "xterm.js": "14903579ff54664cd72f8e8699e6961a6272c21863ec1c3b118cdc8af5d4a972",
+    "xterm.css": "854a7c0fb70e8b1a083c16797ab827299fb18744f5ad34f227b48337e33293c6",
+    "xterm.LICENSE": "b569f629d00f2626a8100df2a1798210535621e42164dfd426a6fe5aac7b0ccd",
+}
+"""Of lib/xterm.js, css/xterm.css and LICENSE in version 6.0.0 of the package @xterm/xterm of npm."""
+
+
+def test_the_files_of_xterm_are_those_that_are_named() -> None:
+    assert {name: hashlib.sha256((STATIC / name).read_bytes()).hexdigest() for name in XTERM} == XTERM
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="chromium is not installed")
@@ -281,13 +293,14 @@ def test_a_person_types_in_the_browser_and_sees_the_echo(on_stage: Started, serv
         button.focus()
         page.keyboard.press("Enter")
         playwright.expect(page.get_by_role("status").first).to_contain_text("You have the keyboard")
+        on_stage.stage.until("the size of the page", lambda: on_stage.size(session)[0] < 40)
         page.keyboard.type("echo $((40+2))\n")
         playwright.expect(shown).to_contain_text("agent:echo $((40+2))")
         playwright.expect(shown).to_contain_text("42agent:")
         page.keyboard.press("Control+Alt+Escape")
         playwright.expect(page.get_by_role("status").first).to_contain_text("Nobody types")
         assert page.evaluate("document.activeElement.id") == "keyboard"
-        page.keyboard.type("echo lost\n")
+        page.keyboard.type("echo lost")
         if kept := os.environ.get("SHELLBACK_PICTURES"):
             page.screenshot(path=f"{kept}/terminal.png")
     assert "lost" not in on_stage.log(session)

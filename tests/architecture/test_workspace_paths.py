@@ -49,6 +49,7 @@ JUSTIFIED: dict[str, str] = {
     "cli/output.py": KERNEL,
     "cli/record.py": "a new file that the person names, never through a symlink at its place",
     "client/output.py": STATE,
+    "console/terminal_feed.py": STATE,
     "exec/backends/causes.py": KERNEL,
     "exec/backends/container_engine.py": KERNEL,
     "exec/backends/containers.py": f"{STATE}; mounts as {KERNEL}",
