@@ -155,11 +155,9 @@ async def end_all(engine: Engine) -> None:
 
 
 def spec(engine: Engine, command: str, **more: Any) -> CommandSpec:
-    separate = more.pop("separate_stderr", False)
+    beside = {name: more.pop(name) for name in ("separate_stderr", "log_bytes") if name in more}
     made = command_spec(command=command, workspace=engine.workspace, limits=engine.limits, **more)
-    if separate:
-        made = replace(made, separate_stderr=True)
-    return made
+    return replace(made, **beside)
 
 
 def granted(engine: Engine, made: CommandSpec) -> Grant:

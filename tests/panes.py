@@ -38,9 +38,11 @@ class Started:
         self._portal = portal
         self.engine = engine
 
-    def start(self, command: str, *, conversation: str = "c1", pty: bool = True, stdin: bool = False) -> Session:
+    def start(
+        self, command: str, *, conversation: str = "c1", pty: bool = True, stdin: bool = False, **how: Any
+    ) -> Session:
         """Start a command in the background; without a terminal its streams are apart."""
-        more: dict[str, Any] = {"separate_stderr": not pty, "pty": pty, "keep_stdin_open": stdin}
+        more: dict[str, Any] = {"separate_stderr": not pty, "pty": pty, "keep_stdin_open": stdin, **how}
         return self._portal.call(lambda: launch(self.engine, command, origin=origin(conversation), **more))
 
     def log(self, session: Session) -> str:
@@ -59,6 +61,12 @@ class Started:
         assert look is not None
         assert look.terminal is not None
         return look.terminal.rows, look.terminal.cols
+
+    def resize(self, session: Session, rows: int, cols: int) -> None:
+        self._portal.call(self.engine.supervised.port.resize, session.id, rows, cols)
+
+    def write(self, session: Session, data: bytes) -> None:
+        self._portal.call(self.engine.supervised.port.write, session.id, data)
 
     def ended(self, session: Session) -> Session:
         return self._portal.call(lambda: self.engine.wait(SessionId(session.id), up_to=PATIENCE_S))

@@ -15,14 +15,13 @@ from shellback.cli.shared import CANNOT, Refused, asked, opened
 from shellback.cli.terminal.attached import Attached, Left
 from shellback.cli.terminal.raw_terminal import is_terminal
 from shellback.client.caller import me
-from shellback.client.processes import ending, how
+from shellback.client.processes import ending, find_end, how
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.model import Session, SessionEnd
+from shellback.exec.core.model import Session
 from shellback.exec.core.ports import SupervisorPort
 
 if TYPE_CHECKING:
-    from shellback.exec.terminals.attaching import Attachment
     from shellback.wiring.wiring import Place
 
 OF_A_SIGNAL: Final = 128
@@ -103,18 +102,7 @@ async def _attached(where: Place, port: SupervisorPort, session: Session, detach
         raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
     attachment = Attachment(port, session, where.home)
     typing = Typing(where.database, session, me()) if writable else None
-    return await Attached(attachment, typing, detach_key, lambda: _end(where, attachment)).stay()
-
-
-async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
-    """The end of the session: from its supervisor or, once a worker has taken the record over, from the database."""
-    from shellback.storage import sessions
-
-    end = await attachment.end()
-    if end is None:
-        row = await where.database.read(sessions.get, attachment.session.id)
-        end = None if row is None else row.end
-    return end
+    return await Attached(attachment, typing, detach_key, lambda: find_end(where, attachment)).stay()
 
 
 async def _show_ended(where: Place, session: Session) -> None:

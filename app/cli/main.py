@@ -31,6 +31,7 @@ SECTIONS: Final = {
         "ps": ("ps", "List processes that agents started."),
         "logs": ("logs", "Show the output of a process."),
         "attach": ("attach", "Attach your terminal to a process: see its output, and type."),
+        "record": ("record", "Record the terminal of a process, to be played."),
         "kill": ("processes", "End a process and everything it started."),
     },
     "State of the system": {

@@ -18,6 +18,7 @@ from shellback.exec.wire import layout
 from shellback.work.errors import NoInput, ServerUnreachable, SessionElsewhere, SessionOver, UnknownSession
 
 if TYPE_CHECKING:
+    from shellback.exec.terminals.attaching import Attachment
     from shellback.wiring.wiring import Place
     from shellback.work.queue.callbacks import CallbackSink
 
@@ -38,6 +39,17 @@ def how(end: SessionEnd) -> str:
 def ending(session: Session) -> str:
     """The end of a session in a few words, "not yet" while it lives."""
     return "not yet" if session.end is None else how(session.end)
+
+
+async def find_end(where: Place, attachment: Attachment) -> SessionEnd | None:
+    """The end of the session: from its supervisor or, once a worker has taken the record over, from the database."""
+    from shellback.storage import sessions
+
+    end = await attachment.end()
+    if end is None:
+        row = await where.database.read(sessions.get, attachment.session.id)
+        end = None if row is None else row.end
+    return end
 
 
 def the_session(where: Place, session_id: str) -> Session:

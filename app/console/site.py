@@ -24,6 +24,7 @@ from shellback.console.entering import Entering
 from shellback.console.pages import PREFIX, message
 from shellback.console.processes import Processes
 from shellback.console.records import Records
+from shellback.console.terminal import Terminals
 from shellback.console.waiting import Waiting
 from shellback.serving.application import Mount, person
 from shellback.storage import accounts
@@ -51,8 +52,8 @@ HEADERS: Final = {
 
 def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
-    changes = Changes(local)
-    there = routes(where, local, changes, secure=secure)
+    changes, terminals = Changes(local), Terminals(where)
+    there = routes(where, local, changes, terminals, secure=secure)
     app = Starlette(routes=there, exception_handlers={HTTPException: _nothing})
 
     @contextlib.asynccontextmanager
@@ -61,12 +62,13 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
             yield
         finally:
             await changes.close()
+            await terminals.close()
 
     site = _Site(app, where.database)
     return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
 
 
-def routes(where: Place, local: Local, changes: Changes, *, secure: bool) -> list[BaseRoute]:
+def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[BaseRoute]:
     """All that there is below `PREFIX`: pages, each with its role, and files that everybody may read."""
     return [
         *changes.pages(),
@@ -75,6 +77,7 @@ def routes(where: Place, local: Local, changes: Changes, *, secure: bool) -> lis
         *Conversations(local).pages(),
         *Processes(local).pages(),
         *Records(local).pages(),
+        *terminals.pages(),
         Below(f"{PREFIX}/static", StaticFiles(directory=STATIC)),
     ]
 
@@ -90,7 +93,8 @@ class _Site:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(HEADERS)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
                 headers.setdefault("cache-control", "no-store" if "etag" not in headers else "no-cache")
             await send(message)
 

@@ -182,6 +182,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "prune": [["--dry-run"], ["--older-than", HOSTILE]],
     "ps": [["--all"], ["--all", "--json"], ["-c", HOSTILE]],
     "queue": [[], ["--json"], ["--all-hosts"]],
+    "record": [[HOSTILE], ["{session}"], ["{session}", "-o", f"/none/{NAME}"]],
     "rules add": [
         ["ask", "--note", HOSTILE, "--", HOSTILE],
         ["ask", "--cwd", HOSTILE, "--", "x"],

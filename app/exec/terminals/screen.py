@@ -124,7 +124,7 @@ class Screens:
         if not session.pty:
             raise PtyError(f"session {session.id} has no terminal; process_log shows what it printed")
         log = Sessions(self._engine, None).readable(session)
-        view = self._views.setdefault(session.id, _View(_usual_size(session)))
+        view = self._views.setdefault(session.id, _View(usual_size(session)))
         self._views.move_to_end(session.id)
         while len(self._views) > KEPT or (len(self._views) > 1 and self._cells() > KEPT_CELLS):
             self._views.popitem(last=False)
@@ -167,7 +167,8 @@ def screen_text(screen: Screen, session: Session) -> str:
     return "\n".join([*([screen.text] if screen.text else []), f"[{', '.join(words)}]"])
 
 
-def _usual_size(session: Session) -> WindowSize:
+def usual_size(session: Session) -> WindowSize:
+    """The size that its terminal began with, unless the call said another."""
     return WindowSize(24, 80) if session.kind == SHELL else WindowSize(limits.PTY_ROWS, limits.PTY_COLS)
 
 

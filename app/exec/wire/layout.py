@@ -18,6 +18,7 @@ log, err                   output; err only where the streams are apart
 holes.json                 the holes of the log, with their newlines
 holes.json.last            a symlink whose target has the last hole, until there is room for it
 log.times, err.times       when output arrived, to the second
+log.times.sizes            the sizes that its terminal had
 exit.json                  exit record: written aside, then renamed
 acked.json                 the same after the worker acknowledged it
 """
@@ -57,6 +58,8 @@ HOLES: Final = "holes.json"
 ERR_HOLES: Final = "err.holes.json"
 TIMES: Final = ".times"
 """Added to the name of a log."""
+SIZES: Final = ".sizes"
+"""Added to the name of its times."""
 EXIT: Final = "exit.json"
 ACKED: Final = "acked.json"
 

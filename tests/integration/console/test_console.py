@@ -22,6 +22,7 @@ from shellback.console.access import COOKIE, Page
 from shellback.console.changes import Changes
 from shellback.console.pages import markdown
 from shellback.console.passwords import FREE
+from shellback.console.terminal import Terminals
 from shellback.storage import accounts, sessions, tables
 from shellback.storage.accounts import ROLES, Role
 from shellback.work.approvals import approvals
@@ -67,7 +68,7 @@ def people(crowd: Crowd) -> dict[Role, Visitor]:
 
 def all_routes(place: Stage) -> list[BaseRoute]:
     local = Local(lambda: contextlib.nullcontext(place.where))
-    return site.routes(place.where, local, Changes(local), secure=False)
+    return site.routes(place.where, local, Changes(local), Terminals(place.where), secure=False)
 
 
 def all_pages(place: Stage) -> list[Page]:

@@ -27,7 +27,7 @@ from shellback.exec.supervisor.records import times
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
-from shellback.exec.supervisor.records.times import Times, offset_since
+from shellback.exec.supervisor.records.times import Stretch, Times, offset_since, sizes, stretches
 from shellback.exec.supervisor.sandbox import stubs
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.losses import Losses
@@ -514,6 +514,28 @@ def test_a_later_supervisor_goes_on_and_a_table_that_cannot_be_written_is_left_a
     ticking.table(2000.0).arrived(55)
     assert ticking.since(1000.1, 2000.1) == [50, 55]
     ticking.table(2000.0, "missing/t").arrived(60)
+
+
+def test_the_first_and_the_last_size_of_a_terminal_stay_in_a_bounded_table(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "ENTRIES", 8)
+    table = ticking.table()
+    assert sizes(str(ticking.path)) == []
+    for number in range(100):
+        table.resized(number * 10, 24 + number, 80)
+    found = sizes(str(ticking.path))
+    assert len(found) <= 8
+    assert [(found[place].offset, found[place].rows) for place in (0, -1)] == [(0, 24), (990, 123)]
+    assert [one.offset for one in found] == sorted(one.offset for one in found)
+
+
+def test_each_stretch_is_told_with_the_time_of_its_last_output(ticking: Ticking) -> None:
+    table = ticking.table()
+    for moment, offset in ((1000.0, 0), (1000.5, 10), (1060.0, 20), (1060.2, 30), (1200.0, 40)):
+        ticking.now = moment
+        table.arrived(offset)
+    assert stretches(str(ticking.path)) == [Stretch(1000.5, 20), Stretch(1060.2, 40)]
 
 
 def test_a_clock_that_is_set_back_hides_nothing(ticking: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ import fcntl
 import os
 import select
 import sys
+import termios
 from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.supervisor.loop import IN, Loop, now
+from shellback.exec.supervisor.process import pty
 from shellback.exec.supervisor.records.logfile import WOULD_BLOCK, LogFile
 from shellback.exec.wire import crashpoints
 
@@ -102,6 +104,15 @@ class Screen(Pipe):
         self._splices = True
         self.device: tuple[int, int] | None = None
         """Device and number of the command's end, once it was looked up."""
+        self._note_size()
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Change the size of the terminal, and note it."""
+        pty.resize(self.fd, rows, cols)
+        self._note_size()
+
+    def _note_size(self) -> None:
+        self.log.times.resized(self.log.size, *termios.tcgetwinsize(self.fd))
 
     def move(self, limit: int) -> int:
         self._pass_on()

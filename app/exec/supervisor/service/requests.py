@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from shellback.exec.supervisor.loop import IN, Timer
-from shellback.exec.supervisor.process import growth, peers, pty
+from shellback.exec.supervisor.process import growth, peers
 from shellback.exec.supervisor.process.channels import NO_DESCRIPTORS
 from shellback.exec.supervisor.process.handing import Handing
 from shellback.exec.supervisor.process.inputs import Told
@@ -277,7 +277,7 @@ class Requests:
         screen = job.streams[0] if job.streams else None
         if not isinstance(screen, Screen) or not screen.open:
             raise Refused("no_pty", "the session has no terminal")
-        pty.resize(screen.fd, rows, cols)
+        screen.resize(rows, cols)
         return {}
 
     def _grown(self, peer: Peer, message: Message) -> Message | None:
