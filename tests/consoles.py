@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -52,12 +53,29 @@ def invited(on: Stage, name: str, role: Role) -> str:
     return f"/first/{on.write(accounts.add, name, role=role, owner='test')}"
 
 
-def visitor(on: Stage, server: Served, name: str, role: Role = "operator") -> Visitor:
-    """A person with a new account, who is logged in."""
-    made, link = Visitor(server), invited(on, name, role)
-    answer = made.post(link, csrf="", password=PASSWORD, again=PASSWORD)
-    assert answer.status_code == 303, answer.text
-    return made
+class Crowd:
+    """The browsers at a server, which are closed together."""
+
+    def __init__(self, on: Stage, server: Served) -> None:
+        self.on = on
+        self.server = server
+        self._stack = ExitStack()
+
+    def browser(self, **headers: str) -> Visitor:
+        """One in which nobody is logged in."""
+        made = Visitor(self.server, **headers)
+        self._stack.callback(made.web.close)
+        return made
+
+    def person(self, name: str, role: Role = "operator") -> Visitor:
+        """One in which a new account is logged in."""
+        made, link = self.browser(), invited(self.on, name, role)
+        answer = made.post(link, csrf="", password=PASSWORD, again=PASSWORD)
+        assert answer.status_code == 303, answer.text
+        return made
+
+    def close(self) -> None:
+        self._stack.close()
 
 
 def asked(on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: float = 600.0) -> Request:
@@ -65,7 +83,8 @@ def asked(on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: 
     on.write(requests.opened, conversation, on.where.host_id)
     call = Proposed(
         call_key=f"{conversation} {key}", tool_call_id=key, tool_name="execute", args={"command": command},
-        display={"command": command, "tier": "read_write", "reason": "it writes"}, digest=hashlib.sha256(command.encode("utf-8", "surrogateescape")).hexdigest(),
+        display={"command": command, "tier": "read_write", "reason": "it writes"},
+        digest=hashlib.sha256(f"{command} {key}".encode()).hexdigest(),
     )  # fmt: skip
     turn = f"{mailbox.CONNECTION}{conversation}"
     return on.write(requests.asked, conversation, turn, call, ttl_s=ttl_s, outbox=Outbox(on=False), limit=20)

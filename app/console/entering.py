@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -129,22 +130,23 @@ class Entering:
         return page(request, "account.html", mine=mine, this=login.id if login else "")
 
     async def _end(self, request: Request) -> Response:
-        await self._ended(account_of(request).name, request.path_params["id"])
-        return RedirectResponse(f"{PREFIX}/account", status_code=303)
+        return await self._ended(request, request.path_params["id"], "/account")
 
     async def _log_out(self, request: Request) -> Response:
-        await self._ended(account_of(request).name, digest_of(secret_of(request.headers) or ""))
-        answer = RedirectResponse(f"{PREFIX}/login", status_code=303)
+        answer = await self._ended(request, digest_of(secret_of(request.headers) or ""), "/login")
         answer.delete_cookie(COOKIE, path=PREFIX, secure=self._secure, httponly=True, samesite="strict")
         return answer
 
-    async def _ended(self, name: str, login_id: str) -> None:
+    async def _ended(self, request: Request, login_id: str, then: str) -> Response:
+        name = account_of(request).name
+
         def end(conn: sa.Connection) -> None:
             if accounts.log_out(conn, name, login_id):
                 _audited(conn, "logged_out", name, login_id[:8])
 
         await self._database.write(end)
-        await self._ring()
+        # After the answer, which would end with its login.
+        return RedirectResponse(PREFIX + then, status_code=303, background=BackgroundTask(self._ring))
 
     async def _ring(self) -> None:
         """What is open with a login that ended ends, in every server."""

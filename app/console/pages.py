@@ -16,10 +16,20 @@ from starlette.responses import HTMLResponse, Response
 from shellback.exec.core.display import age, visible
 
 PREFIX: Final = "/console"
-SECTIONS: Final = [("Waiting", "/"), ("Conversations", "/conversations"), ("Processes", "/processes")]
+SECTIONS: Final = [
+    ("Waiting", "/"),
+    ("Conversations", "/conversations"),
+    ("Processes", "/processes"),
+    ("Rules", "/rules"),
+    ("Audit", "/audit"),
+    ("Queue", "/queue"),
+    ("Health", "/health"),
+]
 """The pages that each page leads to, with their paths below `PREFIX`."""
 
-_MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
+_MARKDOWN: Final = (
+    MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table").disable(["link", "image", "autolink"])
+)
 
 
 def markdown(text: str) -> Markup:

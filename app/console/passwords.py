@@ -20,6 +20,8 @@ AT_ONCE: Final = 2
 WAITING: Final = 20
 FREE: Final = 5
 """So many wrong passwords of one name make nobody wait."""
+FIRST_S: Final = 30.0
+"""The wait after one more. It doubles with each, to `MOST_S` at most."""
 MOST_S: Final = 15 * 60.0
 NAMES: Final = 10_000
 
@@ -79,7 +81,7 @@ class Attempts:
         """Count an attempt as wrong, until `right`; or the seconds that this name has to wait for one."""
         count, last = self._wrong.get(name, (0, 0.0))
         now = time.monotonic()
-        wait_s = last + min(2.0 ** min(count - FREE, 20), MOST_S) - now if count >= FREE else 0.0
+        wait_s = last + min(FIRST_S * 2 ** min(count - FREE, 10), MOST_S) - now if count >= FREE else 0.0
         if wait_s > 0:
             return wait_s
         self._wrong[name] = (count + 1, now)

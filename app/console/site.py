@@ -12,16 +12,18 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.routing import Mount as Below
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shellback.console.access import Page, secret_of
+from shellback.console.access import secret_of
 from shellback.console.changes import Changes
 from shellback.console.conversations import Conversations
 from shellback.console.entering import Entering
 from shellback.console.pages import PREFIX, message
 from shellback.console.processes import Processes
+from shellback.console.records import Records
 from shellback.console.terminal import Terminals
 from shellback.console.waiting import Waiting
 from shellback.serving.application import Mount, person
@@ -51,9 +53,8 @@ HEADERS: Final = {
 def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     """The console of a state directory. With `secure` browsers send their cookies by TLS only."""
     changes, terminals = Changes(local), Terminals(where)
-    files = Below(f"{PREFIX}/static", StaticFiles(directory=STATIC))
-    routes = [*pages(where, local, changes, terminals, secure=secure), files]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _nothing})
+    there = routes(where, local, changes, terminals, secure=secure)
+    app = Starlette(routes=there, exception_handlers={HTTPException: _nothing})
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncGenerator[None]:
@@ -67,15 +68,17 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
 
 
-def pages(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[Page]:
-    """All routes, each with its role."""
+def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[BaseRoute]:
+    """All that there is below `PREFIX`: pages, each with its role, and files that everybody may read."""
     return [
         *changes.pages(),
         *Entering(where, secure=secure).pages(),
         *Waiting(local).pages(),
         *Conversations(local).pages(),
         *Processes(local).pages(),
+        *Records(local).pages(),
         *terminals.pages(),
+        Below(f"{PREFIX}/static", StaticFiles(directory=STATIC)),
     ]
 
 

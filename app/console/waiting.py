@@ -16,9 +16,9 @@ from shellback.work.errors import InvalidRequest
 if TYPE_CHECKING:
     from shellback.client.local import Local
 
-LISTED: Final = 50
+LISTED: Final = 30
 """So many requests are on the page. Others come up as these are decided."""
-WHOLE_CHARS: Final = 1_000
+WHOLE_CHARS: Final = 1_500
 """A longer request is decided on its own page, which shows all of it."""
 
 
@@ -67,10 +67,12 @@ def told(one: Approval) -> dict[str, Any]:
     """What a card shows of a request: its facts, and the lines that every surface shows."""
     request = approvals.Request(**{name: getattr(one, name) for name in approvals.Request.__dataclass_fields__})
     lines = showing.about(request)
+    whole = sum(map(len, lines)) <= WHOLE_CHARS
     return {
         "of": one,
         "lines": lines,
-        "whole": sum(map(len, lines)) <= WHOLE_CHARS,
+        "first": lines if whole else "\n".join(lines)[:WHOLE_CHARS].split("\n"),
+        "whole": whole,
         "for_session": one.state == "pending" and approvals.why_not_for_session(request) is None,
         "of_call": request.of_call,
     }

@@ -119,6 +119,10 @@ def poisoned(conn: sa.Connection) -> None:
             revoked_by=ALL,
         )
     )  # fmt: skip
+    conn.execute(sa.insert(tables.accounts).values(name=ALL[:60], role="viewer", owner=ALL, created_at=now))
+    conn.execute(
+        sa.insert(tables.logins).values(digest="l1", account=ALL[:60], program=ALL, created_at=now, used_at=now)
+    )
 
 
 def _numbered(table: sa.Table, key: str) -> bool:
@@ -208,6 +212,12 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     ],
     "tokens list": [["--all"], ["--all", "--json"]],
     "tokens revoke": [[HOSTILE]],
+    "users add": [[HOSTILE, "--role", "viewer"], ["x", "--role", HOSTILE], ["y", "--role", "viewer", "--url", HOSTILE]],
+    "users link": [[HOSTILE], ["ada", "--url", HOSTILE]],
+    "users list": [[], ["--json"]],
+    "users logins": [[], ["--json"], [HOSTILE]],
+    "users logout": [[HOSTILE], ["ada", HOSTILE]],
+    "users remove": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
     "network": [[], ["--json"], ["--suggest"]],

@@ -102,10 +102,17 @@ def find(
     events: tuple[str, ...] = (),
     since: float | None = None,
     after: int = 0,
+    before: int | None = None,
 ) -> list[Entry]:
-    """Rows with an id above `after`, oldest first; filtered by conversation, events and time if given."""
+    """Rows with an id above `after`, oldest first, or below `before`, newest first.
+
+    Filtered by conversation, events and time if given.
+    """
     which = given((audit.c.conversation_id, conversation_id))
-    query = sa.select(audit).where(audit.c.id > after, *which).order_by(audit.c.id).limit(PAGE)
+    query = sa.select(audit).where(audit.c.id > after, *which).limit(PAGE)
+    query = query.order_by(audit.c.id) if before is None else query.order_by(audit.c.id.desc())
+    if before is not None:
+        query = query.where(audit.c.id < before)
     if events:
         query = query.where(audit.c.event.in_(events))
     if since is not None:

@@ -1,0 +1,368 @@
+"""The console as a browser sees it: who gets in, who may do what, and that what is decided is what was shown."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import pytest
+import sqlalchemy as sa
+from starlette.routing import BaseRoute
+from starlette.routing import Mount as Below
+
+from shellback.client.local import Local
+from shellback.console import site
+from shellback.console.access import COOKIE, Page
+from shellback.console.changes import Changes
+from shellback.console.pages import markdown
+from shellback.console.passwords import FREE
+from shellback.console.terminal import Terminals
+from shellback.storage import accounts, sessions, tables
+from shellback.storage.accounts import ROLES, Role
+from shellback.work.approvals import approvals
+from tests.commands import facts, shellback, told
+from tests.consoles import PASSWORD, Crowd, Visitor, asked, invited
+from tests.databases import TEMPLATE
+from tests.serving import Served, served, token
+from tests.sessions import a_session
+from tests.stage import Stage, stage
+
+STATIC = Path(site.__file__).parent / "static"
+HTMX = "a0abb04f2f45a1f89d1d4844023245537e5e6014c87b144553e0607b4cc32130"
+"""Of dist/htmx.min.js in version 4.0.1 of the package htmx.org of npm."""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest) -> Generator[Stage]:
+    url = None
+    if request.param == "postgres":
+        postgres = request.getfixturevalue("postgres_server")
+        url = postgres.url(postgres.create(TEMPLATE))
+    with stage(url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(place: Stage) -> Generator[Served]:
+    with served(place) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def crowd(place: Stage, server: Served) -> Generator[Crowd]:
+    made = Crowd(place, server)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def people(crowd: Crowd) -> dict[Role, Visitor]:
+    return {role: crowd.person(f"the-{role}", role) for role in ROLES}
+
+
+def all_routes(place: Stage) -> list[BaseRoute]:
+    local = Local(lambda: contextlib.nullcontext(place.where))
+    return site.routes(place.where, local, Changes(local), Terminals(place.where), secure=False)
+
+
+def all_pages(place: Stage) -> list[Page]:
+    return [one for one in all_routes(place) if isinstance(one, Page)]
+
+
+def test_a_person_comes_in_by_a_link_once_and_by_the_password_from_then_on(place: Stage, crowd: Crowd) -> None:
+    made = facts(shellback(place, "users", "add", "grace", "--role", "viewer", "--url", crowd.server.base, "--json"))
+    link = str(made["link"]).removeprefix(f"{crowd.server.base}/console")
+    person = crowd.browser()
+    to_login = person.get("/conversations?x=1")
+    assert (to_login.status_code, to_login.headers["location"]) == (
+        303, "/console/login?next=%2Fconsole%2Fconversations%3Fx%3D1",
+    )  # fmt: skip
+    assert "grace" in person.get(link).text
+    for password, again, said in (("short", "short", "12 to"), (PASSWORD, "different", "differ")):
+        refused = person.post(link, csrf="", password=password, again=again)
+        assert (refused.status_code, said in refused.text) == (400, True)
+    entered = person.post(link, csrf="", password=PASSWORD, again=PASSWORD)
+    assert entered.status_code == 303
+    cookie = entered.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=strict", "Path=/console"):
+        assert part in cookie
+    assert person.get("/").status_code == 200
+    for again in (person.get(link), person.post(link, csrf="", password=PASSWORD, again=PASSWORD)):
+        assert again.status_code in {403, 410}
+    other = crowd.browser()
+    assert other.get(link).status_code == 410
+    assert other.enter("grace", "a wrong password").status_code == 403
+    assert other.enter("nobody", PASSWORD).status_code == 403
+    assert other.enter("grace").headers["location"] == "/console/"
+    assert "grace" in other.get("/").text
+    assert other.post("/logout").status_code == 303
+    assert other.get("/").status_code == 303
+
+
+def test_after_a_login_no_other_site_is_opened(place: Stage, crowd: Crowd) -> None:
+    invite = invited(place, "hal", "viewer")
+    crowd.browser().post(invite, csrf="", password=PASSWORD, again=PASSWORD)
+    for then, there in (
+        ("/console/processes?all=yes", "/console/processes?all=yes"),
+        ("https://evil.example/", "/console/"),
+        ("//evil.example/console/", "/console/"),
+        ("/console/\r\nset-cookie: a=b", "/console/"),
+    ):
+        form = {"name": "hal", "password": PASSWORD, "next": then}
+        answer = crowd.browser().web.post("/console/login", data=form)
+        assert answer.headers["location"] == there
+
+
+def test_wrong_passwords_of_one_name_have_to_wait_whether_or_not_it_has_an_account(place: Stage, crowd: Crowd) -> None:
+    crowd.browser().post(invited(place, "ida", "viewer"), csrf="", password=PASSWORD, again=PASSWORD)
+    for name in ("ida", "nobody-of-that-name"):
+        guesses = [crowd.browser().enter(name, f"guess {number}").status_code for number in range(FREE + 1)]
+        assert guesses == [403] * FREE + [429]
+        late = crowd.browser().enter(name)
+        assert late.status_code == 429
+        assert int(late.headers["retry-after"]) >= 0
+
+
+@pytest.mark.parametrize("role", [None, *ROLES])
+def test_each_route_is_refused_to_those_whose_role_is_too_low(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor], role: Role | None
+) -> None:
+    who = people[role] if role is not None else crowd.browser()
+    for one in all_pages(place):
+        (method,) = one.methods - {"HEAD"} if one.methods else {""}
+        path = re.sub(r"\{\w+(:path)?\}", "none", one.path).removeprefix("/console")
+        if path in {"/changes", "/logout"}:
+            continue  # a stream, and the end of this login: both have tests of their own
+        answer = who.get(path) if method == "GET" else who.post(path)
+        may = one.role is None or (role is not None and ROLES.index(role) >= ROLES.index(one.role))
+        refused = answer.status_code == 403 or (
+            answer.status_code in {401, 303} and role is None and one.role is not None
+        )
+        if method == "POST" and one.path == "/console/login":
+            continue  # the wrong password
+        assert refused is not may, f"{method} {path} answered {role} with {answer.status_code}"
+
+
+def test_every_route_says_its_role(place: Stage) -> None:
+    others = [one for one in all_routes(place) if not isinstance(one, Page)]
+    assert [one.path for one in others if isinstance(one, Below)] == ["/console/static"]
+    assert len(others) == 1
+    open_to_all = {one.path for one in all_pages(place) if one.role is None}
+    assert open_to_all == {"/console/login", "/console/first/{link}"}
+    for one in all_pages(place):
+        assert one.methods in ({"GET", "HEAD"}, {"POST"})
+        if one.methods == {"POST"}:
+            assert one.role != "viewer" or one.path in {"/console/logout", "/console/account/logins/{id}/end"}
+
+
+def test_a_form_of_another_site_or_of_another_login_changes_nothing(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    request = asked(place, "forged", "make forged")
+    person, other = people["operator"], people["approver"]
+    path = f"/requests/{request.id}/approve"
+    given = {"digest": request.digest}
+    for csrf in ("", "0" * 64, other.csrf()):
+        assert person.post(path, csrf=csrf, **given).status_code == 403
+    data = {"csrf": person.csrf(), **given}
+    for origin in ("https://evil.example", "null"):
+        assert person.web.post(f"/console{path}", data=data, headers={"origin": origin}).status_code == 403
+    del person.web.headers["origin"]
+    try:
+        assert person.web.post(f"/console{path}", data=data).status_code == 403
+    finally:
+        person.web.headers["origin"] = crowd.server.base
+    rebound = person.web.get("/console/", headers={"host": "evil.example"})
+    assert rebound.status_code == 421
+    assert place.read(approvals.get, request.id).state == "pending"
+
+
+def test_neither_a_token_nor_the_cookie_of_a_browser_opens_what_the_other_does(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    secret = token(place, "for-api", "--api", "--all-conversations")
+    with_token = crowd.browser(authorization=f"Bearer {secret}", cookie=f"{COOKIE}={secret}")
+    assert with_token.get("/").status_code == 303
+    cookie = people["operator"].web.cookies[COOKIE]
+    refused = crowd.browser(authorization=f"Bearer {cookie}").web.get("/v1/approvals")
+    assert refused.status_code == 403
+    assert crowd.browser(cookie=f"{COOKIE}={cookie}").web.get("/v1/approvals").status_code == 401
+
+
+def test_a_decision_is_the_accounts_and_holds_for_what_was_shown_only(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    first, second = asked(place, "shown", "make one", key="1"), asked(place, "shown", "make two", key="2")
+    person = people["approver"]
+    page = person.get("/").text
+    assert "make one" in page
+    assert first.digest in page
+    assert person.post(f"/requests/{first.id}/approve").status_code == 400
+    changed = sa.update(tables.approvals).where(tables.approvals.c.id == first.id).values(digest="f" * 64)
+    place.change(changed)
+    for decision in ("approve", "deny"):
+        refused = person.post(f"/requests/{first.id}/{decision}", digest=first.digest)
+        assert refused.status_code == 409
+        assert "has changed since you saw it" in refused.text
+    assert place.read(approvals.get, first.id).state == "pending"
+    assert person.post(f"/requests/{first.id}/approve", digest="f" * 64).status_code == 303
+    answer = person.post(f"/requests/{second.id}/deny", digest=second.digest, reason="not on a Friday")
+    assert answer.status_code == 303
+    decided = [place.read(approvals.get, one.id) for one in (first, second)]
+    assert [(one.state, one.decided_by, one.surface) for one in decided] == [
+        ("approved", "the-approver", "console"), ("denied", "the-approver", "console"),
+    ]  # fmt: skip
+    assert decided[1].note == "not on a Friday"
+    late = person.post(f"/requests/{second.id}/approve", digest=second.digest)
+    assert late.status_code == 409
+    assert "denied already by the-approver" in late.text
+    gone = person.get("/").text
+    assert "make one" not in gone
+    assert "make two" not in gone
+
+
+def test_a_long_request_is_decided_where_all_of_it_is_shown(place: Stage, people: dict[Role, Visitor]) -> None:
+    long = asked(place, "long", "make " + "x" * 5_000 + " end")
+    person = people["approver"]
+    listed, whole = person.get("/").text, person.get(f"/requests/{long.id}").text
+    assert "This is its beginning" in listed
+    assert f"/requests/{long.id}/approve" not in listed
+    assert "x end" in whole
+    assert f"/requests/{long.id}/approve" in whole
+    assert person.post(f"/requests/{long.id}/deny", digest=long.digest).status_code == 303
+
+
+class Stream:
+    """What an open page is told, read in a thread of its own."""
+
+    def __init__(self, person: Visitor, query: str = "") -> None:
+        self.lines = list[str]()
+        self.ended = threading.Event()
+        self._new = threading.Condition()
+        self._thread = threading.Thread(target=self._read, args=(person, query), daemon=True)
+        self._thread.start()
+
+    def _read(self, person: Visitor, query: str) -> None:
+        with contextlib.suppress(Exception), person.web.stream("GET", f"/console/changes{query}") as answer:
+            for line in answer.iter_lines():
+                with self._new:
+                    self.lines.append(line)
+                    self._new.notify_all()
+        self.ended.set()
+
+    def wait_for(self, line: str) -> None:
+        """Return when this line has come since the last call."""
+        with self._new:
+            assert self._new.wait_for(lambda: line in self.lines, 30), self.lines
+            self.lines.clear()
+
+
+def test_an_open_page_is_told_of_a_decision_that_was_made_elsewhere(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    stream = Stream(people["viewer"])
+    stream.wait_for("event: back")
+    request = asked(place, "elsewhere", "make elsewhere")
+    stream.wait_for("event: decisions")
+    assert "make elsewhere" in people["viewer"].get("/").text
+    assert told(place, "approvals", "deny", request.id).returncode == 0
+    stream.wait_for("event: decisions")
+    assert "make elsewhere" not in people["viewer"].get("/").text
+    assert "denied by" in people["viewer"].get(f"/requests/{request.id}").text
+
+
+def test_what_is_open_ends_with_its_login(place: Stage, crowd: Crowd) -> None:
+    person = crowd.person("leaving", "viewer")
+    stream = Stream(person)
+    stream.wait_for("event: back")
+    assert facts(shellback(place, "users", "logout", "leaving", "--json"))["ended"] == 1
+    assert stream.ended.wait(30)
+    assert person.get("/").status_code == 303
+    assert facts(shellback(place, "users", "logins", "leaving", "--json")) == []
+
+
+def test_a_login_can_be_ended_by_its_account_and_by_no_other(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    person = crowd.person("two-browsers", "viewer")
+    elsewhere = crowd.browser()
+    elsewhere.enter("two-browsers")
+    logins = place.read(accounts.logged_in, "two-browsers")
+    assert len(logins) == 2
+    newest = max(logins, key=lambda one: one.created_at)
+    people["operator"].post(f"/account/logins/{newest.id}/end")
+    assert elsewhere.get("/").status_code == 200
+    assert person.post(f"/account/logins/{newest.id}/end").status_code == 303
+    assert elsewhere.get("/").status_code == 303
+    assert person.get("/").status_code == 200
+
+
+def test_a_browser_may_do_nothing_but_show_the_pages(people: dict[Role, Visitor]) -> None:
+    for path in ("/", "/login", "/nothing", "/static/console.js", "/conversations/none"):
+        headers = people["viewer"].get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+    page = people["viewer"].get("/").text
+    assert re.findall(r"<script(?![^>]* src=\"/console/static/)|<style| style=| on\w+=", page) == []
+    assert people["viewer"].get("/").headers["cache-control"] == "no-store"
+
+
+HOSTILE: Final = (
+    "<script>alert(1)</script><img src=x onerror=alert(1)>\"'></textarea></pre><button>Approve</button>"
+    "{{ 7*7 }} [x](javascript:alert(1)) ![x](http://evil.example/a.png) \x1b[2J\x1b]0;x\x07 \u202e\u2066 \u200b"
+)
+"""Markup, a template, links, escapes of a terminal, and characters that turn text around or cannot be seen."""
+
+
+_talks, _asks = tables.conversations, tables.approvals
+
+
+def test_hostile_text_in_every_field_is_shown_and_has_no_effect(
+    place: Stage, crowd: Crowd, people: dict[Role, Visitor]
+) -> None:
+    name = HOSTILE[:190]
+    request, again = (asked(place, "hostile", HOSTILE, key=key) for key in "12")
+    (row,) = place.rows(sa.select(_talks).where(_talks.c.id == "hostile"))
+    values = dict(zip(_talks.c.keys(), row, strict=True)) | {"id": name, "workspace": HOSTILE[:60]}
+    place.change(sa.insert(_talks).values(values))
+    place.change(sa.update(_asks).where(_asks.c.id == request.id).values(tool_name=HOSTILE[:100], args={"x": HOSTILE}))
+    place.change(sa.update(_asks).where(_asks.c.conversation_id == "hostile").values(conversation_id=name))
+    session = a_session(
+        conversation_id=name, host_id=place.where.host_id, turn_id=request.turn_id, command=HOSTILE, cwd=HOSTILE
+    )
+    place.write(sessions.claim, session)
+    place.write(accounts.log_in, "the-operator", password=_kept(place), program=HOSTILE)
+    assert people["approver"].post(f"/requests/{request.id}/deny", digest=request.digest, reason=HOSTILE).is_redirect
+    person = people["operator"]
+    whole = quote(name, safe="")
+    for path in ("/", "/conversations", f"/conversations/{whole}", "/processes?all=yes", f"/processes/{session.id}",
+                 f"/requests/{request.id}", f"/requests/{again.id}", "/account", "/audit",
+                 f"/requests/{whole}", f"/login?next={whole}"):  # fmt: skip
+        answer = person.get(path) if "login" not in path else crowd.browser().get(path)
+        text = answer.text
+        assert "alert(1)" in text or path.startswith("/requests/%"), path
+        for bad in ("<script>alert", "<img", "<button>Approve</button>", "\x1b", "\x07", "\u202e", "\u2066", "\u200b"):
+            assert bad not in text, f"{bad!r} at {path}"
+        assert "49" not in text.split("alert(1)")[-1][:20]
+    assert markdown(HOSTILE).count("<a ") == 0
+
+
+def _kept(place: Stage) -> str:
+    kept = place.read(accounts.password_of, "the-operator")
+    assert kept is not None
+    return kept
+
+
+def test_the_script_of_others_is_the_one_that_is_named() -> None:
+    assert hashlib.sha256((STATIC / "htmx.min.js").read_bytes()).hexdigest() == HTMX
+    assert (STATIC / "htmx.LICENSE").read_text().startswith("Zero-Clause BSD")
