@@ -262,3 +262,15 @@ def test_rules_about_hosts_decide_before_a_person_is_asked(world: World) -> None
     assert "is denied: rule" in world.said(f"{GET} {world.url}")
     assert_refused(shellback(place, "rules", "add", "allow", "--connect", "*"), "it would allow every host")
     assert_refused(shellback(place, "rules", "add", "allow", "--connect", host, "--", "ls"), "about commands or")
+
+
+@hurried
+def test_what_a_person_allowed_is_suggested_and_what_was_denied_is_not(world: World) -> None:
+    place = world.place
+    place.hire()
+    both_of_them = f"{GET} http://good.example/; {GET} http://bad.example/"
+    world.said(both_of_them)
+    for request in place.requests():
+        place.decide(request, "approved" if request.display["connect"] == "good.example:80" else "denied")
+    world.said(both_of_them)
+    assert facts(told(place, "network", "suggest", "talk", "--json"))["hosts"] == ["good.example"]

@@ -53,12 +53,17 @@ _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 
 @dataclass(slots=True)
 class Facts:
-    """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself."""
+    """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself.
+
+    `decision` is `allow` or `deny`, and `rule` what decided so: an entry of the list, a rule, or a request. Without
+    both, nothing has allowed it.
+    """
 
     session: str = ""
     host: str = ""
     port: int = 0
     address: str = ""
+    decision: str = ""
     rule: str = ""
     refused: str = ""
     up: int = 0
@@ -264,8 +269,12 @@ class Visit:
         self.facts.host = host[:255]
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
-        to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
-        self.facts.host, self.facts.rule = to.host, to.by.text
+        try:
+            to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
+        except Refused as refusal:
+            self.facts.decision, self.facts.rule = "deny" if refusal.by else "", refusal.by
+            raise
+        self.facts.host, self.facts.decision, self.facts.rule = to.host, "allow", to.by.text
         self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address
         self._begun(self.facts)

@@ -14,7 +14,9 @@ from shellback.exec.wire import layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """One connection, or one that was refused. `scope` is the conversation, `rule` the entry that allowed it.
+    """One connection, or one that was refused. `scope` is the conversation.
+
+    `decision` is `allow` or `deny`, and `rule` what decided so; both are "" if nothing has allowed or denied it.
 
     `session` is what the program says of itself, "" if nothing: nobody checks it. `credential` is the name of what was
     put into its requests. `at` is in seconds since the epoch, `up` and `down` in bytes. `seconds` is None while it is
@@ -28,6 +30,7 @@ class Connection:
     port: int
     session: str = ""
     address: str = ""
+    decision: str = ""
     rule: str = ""
     refused: str = ""
     up: int = 0
