@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.options import conversation_names, conversation_option
-from shellback.cli.shared import Columns, json_option, load_settings, show, stamp, table_lines
+from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines
 from shellback.exec.core.display import visible_line
-from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public
+from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public, place
 
 if TYPE_CHECKING:
     from shellback.exec.reports.connections import Connection
+    from shellback.wiring.wiring import Place
 
 SHOWN: Final = 500
+READ: Final = 5000
+"""Rows that are looked at."""
 _ODD: Final = re.compile(r"[^A-Za-z0-9_-]+")
 """What a name of a set would have to be quoted for."""
 
@@ -35,16 +38,15 @@ def network(ctx: click.Context, conversation: str | None) -> None:
       shellback network suggest build
       shellback network --json | jq -r 'map(select(.refused == ""))[].host' | sort -u
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.reports.connections import connections
-
     if ctx.invoked_subcommand is not None:
         return
-    found = connections(load_settings().shellback_home, conversation)[-SHOWN:]
+    with opened() as where:
+        found = _known(where, conversation)[-SHOWN:]
     table: Columns[Connection] = {
         "WHEN": lambda one: stamp(one.at),
         "CONVERSATION": lambda one: one.scope,
         "SESSION": lambda one: one.session or "-",
-        "HOST": lambda one: f"{one.host}:{one.port}" if one.host else "-",
+        "HOST": lambda one: place(one.host, one.port) if one.host else f"{one.times} more" if one.times else "-",
         "ADDRESS": lambda one: one.address or "-",
         "SENT": lambda one: one.up,
         "RECEIVED": lambda one: one.down,
@@ -63,15 +65,25 @@ def suggest(conversation: str) -> None:
     before you copy it: a command chose these names.
     """
     from shellback.exec.policy.rules.file import listed_in
-    from shellback.exec.reports.connections import connections
 
-    settings = load_settings()
-    hosts = wanted(connections(settings.shellback_home, conversation), listed_in(settings.policy))
+    with opened() as where:
+        hosts = wanted(_known(where, conversation), listed_in(where.settings.policy))
     name = _ODD.sub("-", conversation)
     lines = [f'# hosts of [network] gets "@{name}"', "[network.sets]", f"{name} = ["]
     lines += [*(f'    "{visible_line(one)}",' for one in hosts), "]"]
     none = f"commands of {visible_line(conversation)} asked for no host that is not listed"
     show({"set": name, "hosts": hosts}, lines if hosts else [none])
+
+
+def _known(where: Place, conversation: str | None) -> list[Connection]:
+    """The newest connections, oldest first: the rows, and those of this host that are none yet."""
+    from shellback.exec.reports.connections import connections
+    from shellback.work.approvals import connected
+
+    # In this order: what becomes a row in between is in both.
+    waiting = connections(where.home, conversation)
+    found = {one.id: one for one in (*waiting, *where.database.read_now(connected.find, conversation, READ))}
+    return sorted(found.values(), key=lambda one: one.at)
 
 
 def wanted(found: Iterable[Connection], listed: Hosts) -> list[str]:
@@ -94,4 +106,4 @@ def _state(one: Connection) -> str:
     if one.refused:
         return f"refused: {one.refused}"
     lent = f", with {one.credential}" if one.credential else ""
-    return ("open, or cut off" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}") + lent
+    return ("open" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}") + lent

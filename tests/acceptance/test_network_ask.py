@@ -60,9 +60,10 @@ class World:
         return self.place.answer(self.begin(command, conversation))
 
     def events(self) -> list[str]:
-        """What the audit has about connections."""
+        """What the audit has about questions and their decisions."""
         found = map(json.loads, told(self.place, "audit", "--json").stdout.splitlines())
-        return [one["event"] for one in found if one["tool"] == "connect"]
+        made = {"connected", "not_connected"}
+        return [one["event"] for one in found if one["tool"] == "connect" and one["event"] not in made]
 
     def proxy(self) -> int:
         home = str(self.place.home)

@@ -76,7 +76,6 @@ JUSTIFIED: dict[str, str] = {
     "storage/": STATE,
     "work/hosts/generation.py": STATE,
     "work/hosts/unknown.py": KERNEL,
-    "work/queue/doorbell.py": STATE,
 }
 """Modules, or directories of them, below `app`, each with what it opens."""
 

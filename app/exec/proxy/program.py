@@ -7,6 +7,7 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -15,13 +16,13 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shellback.exec.proxy.asking import Asking
-from shellback.exec.proxy.journal import Journal
+from shellback.exec.proxy.journal import Journal, Record
 from shellback.exec.proxy.reach import Lookups
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 CONNECTIONS: Final = 512
 """At a time, of one sandbox instance."""
 _OWN_FILES: Final = 256
-_FILES: Final = 6
-"""Of a connection: two sockets, and a pipe for each way."""
+_FILES: Final = 7
+"""Of a connection: two sockets, a pipe for each way, and its record."""
 _THREADS: Final = 64
 _LOG_BYTES: Final = 16 << 20
-"""No file of ours grows beyond this; the journal stays far below it."""
+"""No file of ours grows beyond this; records stay far below it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,15 +56,50 @@ class Served:
     visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
 
+class Account:
+    """Notes a connection of `scope` in the journal, which it enters when it begins or ends."""
+
+    def __init__(self, journal: Journal, scope: str) -> None:
+        self._journal = journal
+        self._scope = scope
+        self._began = time.monotonic()
+        self._known = {"id": os.urandom(8).hex(), "at": round(time.time(), 3), "scope": scope}
+        self._record: Record | None = None
+        self._entered = False
+
+    def begin(self, facts: Facts) -> None:
+        """Enter it."""
+        self._entered = True
+        self._record = self._journal.begin(self._scope, self._known | facts.known())
+        if self._record is None:
+            self._journal.sum_up(self._scope, facts.up, facts.down, 1)
+
+    def count(self, up: int, down: int) -> None:
+        """Count bytes of it."""
+        if self._record is None:
+            self._journal.sum_up(self._scope, up, down)
+        else:
+            with contextlib.suppress(OSError):
+                self._record.add(up, down)
+
+    def end(self, facts: Facts) -> None:
+        """Note its end."""
+        if not self._entered:
+            self.begin(facts)
+        if self._record is not None:
+            seconds = round(time.monotonic() - self._began, 3)
+            self._journal.end(self._record, self._known | facts.known() | {"seconds": seconds})
+
+
 class Proxy:
     """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted.
 
-    `home` is the state directory; without one it keeps no records, and puts no credentials into requests.
+    `home` is the state directory; without one it puts no credentials into requests.
     """
 
-    def __init__(self, home: str | None, asking: Asking, room: int) -> None:
+    def __init__(self, home: str | None, asking: Asking, journal: Journal, room: int) -> None:
         self._home = home
-        self._journal = Journal(home and os.path.join(home, layout.NETWORK))
+        self._journal = journal
         self._asking = asking
         self._room = room
         self._served: dict[str, Served] = {}
@@ -141,11 +177,7 @@ class Proxy:
         self._all.discard(task)
 
     async def _serve(self, served: Served, accepted: socket.socket, *, full: bool) -> None:
-        began, at, name = time.monotonic(), time.time(), os.urandom(8).hex()
-
-        def note(facts: Facts, **more: object) -> None:
-            self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
-
+        account = Account(self._journal, served.scope)
         hosts, allow, inject = served.hosts, None, None
         if hosts.ask_s:
             allow = partial(self._asking.allow, served.scope, hosts.ask_s, partial(_there, accepted))
@@ -153,12 +185,13 @@ class Proxy:
             inject = partial(self._injector.serve, served.key)
         accepted.setblocking(False)
         with Side(accepted) as client:
-            visit = Visit(hosts, served.lookups.resolve, client, note, allow, inject)
+            visit = Visit(hosts, served.lookups.resolve, client, account.begin, allow, inject)
+            visit.facts.counted = account.count
             try:
                 await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
             finally:
                 if visit.facts.host or visit.facts.refused:
-                    note(visit.facts, seconds=round(time.monotonic() - began, 3))
+                    account.end(visit.facts)
             await client.leave()
 
     @cached_property
@@ -180,7 +213,8 @@ def _there(accepted: socket.socket) -> bool:
 async def _run(control: socket.socket, home: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
     async with Asking(home) as asking:
-        await Proxy(home, asking, room).obey(control)
+        with Journal(home) as journal:
+            await Proxy(home, asking, journal, room).obey(control)
 
 
 def main() -> None:

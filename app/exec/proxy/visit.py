@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Final
 
@@ -69,6 +69,19 @@ class Facts:
     up: int = 0
     down: int = 0
     credential: str = ""
+    counted: Callable[[int, int], None] | None = None
+    """Told of bytes as they flow."""
+
+    def count(self, up: int = 0, down: int = 0) -> None:
+        """Add these bytes."""
+        self.up += up
+        self.down += down
+        if self.counted is not None:
+            self.counted(up, down)
+
+    def known(self) -> dict[str, str | int]:
+        """What a record has."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counted"}
 
 
 Inject = Callable[[Credential, Goal, tuple[Side, Side], bytes, Facts], Awaitable[None]]
@@ -311,10 +324,10 @@ class Visit:
             pass
 
     def _sent(self, size: int) -> None:
-        self.facts.up += size
+        self.facts.count(up=size)
 
     def _got(self, size: int) -> None:
-        self.facts.down += size
+        self.facts.count(down=size)
 
     async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
         async with asyncio.timeout(patience_s):

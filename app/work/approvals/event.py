@@ -7,5 +7,6 @@ from typing import Final, Literal, get_args
 Event = Literal[
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
     "rule_added", "rule_revoked", "token_added", "token_revoked", "typed", "revealed",
+    "connected", "not_connected",
 ]  # fmt: skip
 EVENTS: Final[tuple[Event, ...]] = get_args(Event)
