@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
@@ -12,8 +13,8 @@ import click
 
 from shellback.cli.options import conversation_names, conversation_option
 from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines
-from shellback.exec.core.display import visible_line
-from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public, place
+from shellback.exec.core.display import age, visible_line
+from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public
 
 if TYPE_CHECKING:
     from shellback.exec.reports.connections import Connection
@@ -46,7 +47,7 @@ def network(ctx: click.Context, conversation: str | None) -> None:
         "WHEN": lambda one: stamp(one.at),
         "CONVERSATION": lambda one: one.scope,
         "SESSION": lambda one: one.session or "-",
-        "HOST": lambda one: place(one.host, one.port) if one.host else f"{one.times} more" if one.times else "-",
+        "HOST": "goal",
         "ADDRESS": lambda one: one.address or "-",
         "SENT": lambda one: one.up,
         "RECEIVED": lambda one: one.down,
@@ -106,4 +107,6 @@ def _state(one: Connection) -> str:
     if one.refused:
         return f"refused: {one.refused}"
     lent = f", with {one.credential}" if one.credential else ""
-    return ("open" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}") + lent
+    return (
+        f"open for {age(time.time() - one.at)}" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}"
+    ) + lent

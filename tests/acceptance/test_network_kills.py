@@ -6,6 +6,7 @@ What waited was asked once, each connection is one row with its bytes, and no co
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections import Counter
@@ -20,6 +21,7 @@ from shellback.exec.core.model import SessionState
 from shellback.exec.reports.connections import CUT
 from shellback.exec.wire import layout
 from shellback.work.approvals import audit
+from tests.commands import facts, told
 from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, stage
 from tests.supervisors import kill
@@ -138,6 +140,24 @@ KILLS: dict[str, tuple[Callable[[World], None], ...]] = {
 }
 
 
+def test_an_open_connection_is_shown_beside_the_process_that_has_it(world: World) -> None:
+    place = world.place
+    world.begin()
+    session = next(one for one in place.sessions() if one.conversation_id == "c1")
+    goal = f"127.0.0.1:{world.server.port}"
+    shown = told(place, "ps").stdout
+    assert re.search(rf"{session.id} +c1 +{goal} +\d+s +\d+ +\d{{4}}$", shown, re.MULTILINE)
+    assert goal not in told(place, "ps", "-c", "other").stdout.partition("CONNECTED")[2]
+    (one,) = facts(told(place, "ps", "--json"))["connections"]
+    assert (one["session"], one["host"], one["port"], one["seconds"]) == (
+        session.id, "127.0.0.1", world.server.port, None,
+    )  # fmt: skip
+    assert one["down"] > PIECE
+    assert "open for " in told(place, "network", "-c", "c1").stdout
+    world.finish()
+    assert facts(told(place, "ps", "--json"))["connections"] == []
+
+
 @pytest.mark.parametrize("victims", KILLS)
 def test_what_waits_is_asked_once_and_each_connection_is_one_whole_row(world: World, victims: str) -> None:
     place = world.place
@@ -152,10 +172,10 @@ def test_what_waits_is_asked_once_and_each_connection_is_one_whole_row(world: Wo
     assert Counter(one.conversation_id for one in made) == {"c1": 1 + cut, "other": 1}
     assert [one.reason for one in made if one.reason] == [CUT] * cut
     for one in made:
-        facts = one.facts or {}
-        assert facts["received"] > PIECE
-        assert facts["sent"] > 0
-        assert facts["decision"] == "allow"
+        noted = one.facts or {}
+        assert noted["received"] > PIECE
+        assert noted["sent"] > 0
+        assert noted["decision"] == "allow"
     assert len({one.call_key for one in world.rows()}) == len(world.rows())
     asked = [one.event for one in place.read(audit.find) if one.tool == "connect" and one.event == "asked"]
     assert asked == ["asked"]

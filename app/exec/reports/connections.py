@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from shellback.exec.proxy.journal import HEAD_BYTES, directory_of, ended
 from shellback.exec.wire import layout
+from shellback.exec.wire.hosts import place
 
 CUT: Final = "its proxy was killed"
 
@@ -41,6 +42,11 @@ class Connection:
     seconds: float | None = None
     times: int = 0
 
+    @property
+    def goal(self) -> str:
+        """Host and port, for people."""
+        return place(self.host, self.port) if self.host else f"{self.times} more" if self.times else "-"
+
 
 class Kept(NamedTuple):
     """A record at `path`, None if it is damaged."""
@@ -55,8 +61,8 @@ def kept(home: Path, scope: str | None = None) -> Iterator[Kept]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             # Before the records are read: they may be read before their last change otherwise.
             over = ended(proxy)
-            for place in _children(proxy) if scope is None else [proxy / directory_of(scope)]:
-                for path in _children(place):
+            for folder in _children(proxy) if scope is None else [proxy / directory_of(scope)]:
+                for path in _children(folder):
                     with contextlib.suppress(FileNotFoundError):
                         found = _read(path, over=over)
                         if found is not None or over:
@@ -69,19 +75,24 @@ def connections(home: Path, scope: str | None = None) -> list[Connection]:
     return sorted(found, key=lambda one: one.at)
 
 
+def open_ones(home: Path, scope: str | None = None) -> list[Connection]:
+    """The connections that are open now, oldest first; blocks."""
+    return [one for one in connections(home, scope) if one.seconds is None]
+
+
 def leave(home: Path) -> None:
     """Remove the directories of proxies that have ended and left no record; blocks."""
     for proxy in _children(home / layout.NETWORK):
         with contextlib.suppress(OSError):
             if ended(proxy):
-                for place in _children(proxy):
-                    place.rmdir()
+                for folder in _children(proxy):
+                    folder.rmdir()
                 proxy.rmdir()
 
 
-def _children(place: Path) -> list[Path]:
+def _children(folder: Path) -> list[Path]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [one for one in place.iterdir() if not one.name.startswith(".")]
+        return [one for one in folder.iterdir() if not one.name.startswith(".")]
     return []
 
 
