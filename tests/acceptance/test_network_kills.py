@@ -158,6 +158,21 @@ def test_an_open_connection_is_shown_beside_the_process_that_has_it(world: World
     assert facts(told(place, "ps", "--json"))["connections"] == []
 
 
+def test_a_worker_that_is_killed_between_a_row_and_its_record_leaves_one_row(world: World) -> None:
+    place = world.place
+    world.begin()
+    place.arm("network.noted")
+    (asked,) = [one for one in place.requests() if not one.of_call]
+    place.decide(asked, "denied")
+    place.until("the worker dies", lambda: place.fired("network.noted"))
+    assert [one.event for one in world.rows()] == ["not_connected"]
+    place.hire()
+    world.server.go.set()
+    place.until("the rows", lambda: len(world.rows()) > 1 and not world.left())
+    keys = [one.call_key for one in world.rows()]
+    assert len(set(keys)) == len(keys)
+
+
 @pytest.mark.parametrize("victims", KILLS)
 def test_what_waits_is_asked_once_and_each_connection_is_one_whole_row(world: World, victims: str) -> None:
     place = world.place

@@ -65,6 +65,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/link/": STATE,
     "exec/proxy/asking.py": STATE,
     "exec/proxy/authority.py": "the state directory, and the certificates of the machine",
+    "exec/proxy/carried.py": STATE,
     "exec/proxy/journal.py": STATE,
     "exec/reports/connections.py": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",

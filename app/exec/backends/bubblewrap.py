@@ -27,7 +27,7 @@ from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BUNDLE, Unusable
-from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.hosts import Hosts, Most
 from shellback.exec.wire.sandbox import PROXY, PROXY_PORT, Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
@@ -277,8 +277,9 @@ class BubblewrapBackend(ChosenBackend):
         hosts, private = (self.listed.words, self.listed.ranges) if work else ((), ())
         ask_s = self.listed.ask_s if work else 0.0
         asks = (f"ask {ask_s:g}",) if ask_s else ()
+        most = self.listed.most if work else Most()
         credentials = tuple(one.to_wire() for one in self.listed.credentials) if work else ()
-        listed = [*hosts, "", *private, *asks, *credentials, *(self._trusts if work else ())]
+        listed = [*hosts, "", *private, *asks, *map(str, most), *credentials, *(self._trusts if work else ())]
         whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *listed])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
@@ -297,6 +298,8 @@ class BubblewrapBackend(ChosenBackend):
             hosts=hosts,
             private=private,
             ask_s=ask_s,
+            connections=most.connections,
+            each_way=most.each_way,
             credentials=credentials,
             scope=scope,
             bounds=self.bounds,

@@ -22,23 +22,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shellback.exec.proxy.asking import Asking
+from shellback.exec.proxy.carried import Carried
 from shellback.exec.proxy.journal import Journal, Record
-from shellback.exec.proxy.reach import Lookups
+from shellback.exec.proxy.reach import Lookups, Refused
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
-from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.hosts import Hosts, Most
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
 if TYPE_CHECKING:
     from shellback.exec.proxy.injecting import Injector
 
-CONNECTIONS: Final = 512
-"""At a time, of one sandbox instance."""
 _OWN_FILES: Final = 256
-_FILES: Final = 7
-"""Of a connection: two sockets, a pipe for each way, and its record."""
+_FILES: Final = 8
+"""Of a connection: two sockets, a pipe for each way, its record, and the count of its conversation."""
 _THREADS: Final = 64
 _LOG_BYTES: Final = 16 << 20
 """No file of ours grows beyond this; records stay far below it."""
@@ -52,15 +51,21 @@ class Served:
     hosts: Hosts
     scope: str
     key: str
+    most: Most
     lookups: Lookups = field(default_factory=Lookups)
     visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+
+CONNECTIONS: Final = "NETWORK_CONNECTIONS"
+EACH_WAY: Final = "NETWORK_BYTES"
 
 
 class Account:
     """Notes a connection of `scope` in the journal, which it enters when it begins or ends."""
 
-    def __init__(self, journal: Journal, scope: str) -> None:
+    def __init__(self, journal: Journal, scope: str, carried: Carried) -> None:
         self._journal = journal
+        self._carried = carried
         self._scope = scope
         self._began = time.monotonic()
         self._known = {"id": os.urandom(8).hex(), "at": round(time.time(), 3), "scope": scope}
@@ -76,6 +81,7 @@ class Account:
 
     def count(self, up: int, down: int) -> None:
         """Count bytes of it."""
+        self._carried.add(up, down)
         if self._record is None:
             self._journal.sum_up(self._scope, up, down)
         else:
@@ -137,10 +143,16 @@ class Proxy:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            # A supervisor of an older version does not name the last two.
+            # A supervisor of an older version does not name all of these.
             credentials = map(Credential.from_wire, message.get("credentials", ()))
             hosts = Hosts(message["hosts"], message["private"], credentials, message.get("ask_s", 0.0))
-            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
+            self._served[key] = served = Served(
+                socket.socket(fileno=fd),
+                hosts,
+                message["scope"],
+                key,
+                Most(message.get("connections", Most().connections), message.get("each_way", 0)),
+            )
             served.listener.setblocking(False)
             self._listen(served)
 
@@ -162,13 +174,17 @@ class Proxy:
             except OSError:
                 return
             # At once, so that the end of the supervisor finds each connection waiting, or with a task.
-            task = loop.create_task(self._serve(served, accepted, full=len(served.visits) >= CONNECTIONS))
+            task = loop.create_task(self._serve(served, accepted, full=self._full(served)))
             served.visits.add(task)
             self._all.add(task)
             task.add_done_callback(served.visits.discard)
             task.add_done_callback(self._gone)
         for one in self._served.values():
             loop.remove_reader(one.listener)
+
+    def _full(self, served: Served) -> bool:
+        same = (one for one in self._served.values() if one.scope == served.scope)
+        return 0 < served.most.connections <= sum(len(one.visits) for one in same)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         if len(self._all) >= self._room:
@@ -177,7 +193,13 @@ class Proxy:
         self._all.discard(task)
 
     async def _serve(self, served: Served, accepted: socket.socket, *, full: bool) -> None:
-        account = Account(self._journal, served.scope)
+        carried = Carried(self._home, served.scope, served.most.each_way)
+        account = Account(self._journal, served.scope, carried)
+        limit, why = "", ""
+        if full:
+            limit, why = CONNECTIONS, f"of this conversation {served.most.connections} connections are open already"
+        elif carried.spent:
+            limit, why = EACH_WAY, carried.why
         hosts, allow, inject = served.hosts, None, None
         if hosts.ask_s:
             allow = partial(self._asking.allow, served.scope, hosts.ask_s, partial(_there, accepted))
@@ -186,12 +208,21 @@ class Proxy:
         accepted.setblocking(False)
         with Side(accepted) as client:
             visit = Visit(hosts, served.lookups.resolve, client, account.begin, allow, inject)
-            visit.facts.counted = account.count
+            visit.facts.limit = limit
+
+            def count(up: int, down: int) -> None:
+                account.count(up, down)
+                if carried.spent and not visit.facts.limit:
+                    visit.facts.limit = EACH_WAY
+                    raise Refused(carried.why)
+
+            visit.facts.counted = count
             try:
-                await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
+                await visit.serve(why and f"{why} ({limit})", 503 if full else 403)
             finally:
                 if visit.facts.host or visit.facts.refused:
                     account.end(visit.facts)
+                carried.close()
             await client.leave()
 
     @cached_property

@@ -56,7 +56,7 @@ class Facts:
     """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself.
 
     `decision` is `allow` or `deny`, and `rule` what decided so: an entry of the list, a rule, or a request. Without
-    both, nothing has allowed it.
+    both, nothing has allowed it. `limit` is the setting that has cut it.
     """
 
     session: str = ""
@@ -69,6 +69,7 @@ class Facts:
     up: int = 0
     down: int = 0
     credential: str = ""
+    limit: str = ""
     counted: Callable[[int, int], None] | None = None
     """Told of bytes as they flow."""
 
@@ -113,13 +114,13 @@ class Visit:
         self._reached: Reached | None = None
         self._pieces = 0
 
-    async def serve(self, full: str = "") -> None:
-        """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused."""
+    async def serve(self, full: str = "", status: int = 503) -> None:
+        """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused, with `status`."""
         try:
             async with asyncio.timeout(HEAD_S):
                 first = await self._client.read()
             if full:
-                self._say(503, Refused(full))
+                self._say(status, Refused(full))
                 self.facts.refused = full
             elif first[:1] == bytes([_SOCKS]):
                 await self._socks(first)

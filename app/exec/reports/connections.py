@@ -23,7 +23,8 @@ class Connection:
     `decision` is `allow` or `deny`, and `rule` what decided so; both are "" if nothing has allowed or denied it.
     `session` is what the program says of itself, "" if nothing: nobody checks it. `credential` is the name of what was
     put into its requests. `at` is in seconds since the epoch, `up` and `down` in bytes. `seconds` is None while it is
-    open. `times`: so many connections are summed up, which were too many for a record each; 0 for one.
+    open. `times`: so many connections are summed up, which were too many for a record each; 0 for one. `limit` is the
+    setting that has cut it.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Connection:
     credential: str = ""
     seconds: float | None = None
     times: int = 0
+    limit: str = ""
 
     @property
     def goal(self) -> str:

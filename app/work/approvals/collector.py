@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 AGAIN_S: Final = 5.0
+TOLD: Final = 1000
+"""So many limits of conversations are warned of once by a process, before it may repeat itself."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -35,6 +37,7 @@ class Collector:
     database: Database
     doorbell: Doorbell
     _rung: Ring = field(init=False, default_factory=Ring)
+    _told: set[tuple[str, str]] = field(init=False, default_factory=set[tuple[str, str]])
     _task: asyncio.Task[None] | None = field(init=False, default=None)
 
     async def start(self) -> None:
@@ -54,8 +57,10 @@ class Collector:
             rung = self._rung.next
             try:
                 while found := await asyncio.to_thread(self._found):
-                    await self.database.write(connected.note, [one.connection for one in found if one.connection])
+                    ended = [one.connection for one in found if one.connection]
+                    await self.database.write(connected.note, sorted(ended, key=lambda one: one.at))
                     reach("network.noted")
+                    self._tell(found)
                     await asyncio.to_thread(_remove, found)
                 await asyncio.to_thread(leave, self.home)
             except Exception as error:  # noqa: BLE001 - the records stay
@@ -63,6 +68,16 @@ class Collector:
                 await asyncio.sleep(AGAIN_S)
             else:
                 await rung.wait()
+
+    def _tell(self, found: list[Kept]) -> None:
+        cut = {(one.connection.scope, one.connection.limit) for one in found if one.connection and one.connection.limit}
+        for scope, limit in sorted(cut - self._told):
+            log.warning(
+                "%s has cut connections of conversation %s: see `shellback network`, and raise it if they were needed",
+                limit,
+                scope,
+            )
+        self._told = (self._told if len(self._told) < TOLD else set()) | cut
 
     def _found(self) -> list[Kept]:
         return [*islice((one for one in kept(self.home) if _over(one)), AT_ONCE)]

@@ -32,6 +32,7 @@ def note(conn: sa.Connection, found: Sequence[Connection]) -> None:
             "received": one.down,
             "credential": one.credential,
             "connections": one.times,
+            "limit": one.limit,
         }
         entry = audit.Entry(
             at=one.at + (one.seconds or 0.0),
@@ -73,4 +74,5 @@ def _of(row: sa.RowMapping) -> Connection:
         credential=facts.get("credential", ""),
         seconds=facts.get("seconds", 0.0),
         times=facts.get("connections", 0),
+        limit=facts.get("limit", ""),
     )
