@@ -88,6 +88,8 @@ class Settings(BaseModel):
     exec_uid: int = count(65534, 1, 2**32 - 2)
     network: Literal["off", "ask", "list", "on"] = setting("off", "off, ask, list or on")
     ask_seconds: float = seconds(60.0, 1, 600)
+    network_connections: int = count(512, 0, 100_000)
+    network_bytes: int = count(10 * 2**30, 0, 2**60)
     secrets: Literal["mask", "warn", "off"] = setting("mask", "mask, warn or off")
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")
 

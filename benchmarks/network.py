@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Final
@@ -93,8 +94,10 @@ async def _scene() -> AsyncGenerator[Scene]:
         listener = stack.enter_context(socket.create_server((_LOCAL, 0), backlog=MANY))
         stack.enter_context(ours)
         with theirs:
-            proxy = began(_PROGRAM, str(theirs.fileno()), fds=(theirs.fileno(),))
+            home = stack.enter_context(tempfile.TemporaryDirectory())
+            proxy = began(_PROGRAM, home, str(theirs.fileno()), fds=(theirs.fileno(),))
         facts = {"key": "bench", "op": "serve", "hosts": [f"{_LOCAL}:{port}"], "private": [], "scope": "bench"}
+        facts |= {"connections": MANY + 1, "each_way": 1 << 60}
         socket.send_fds(ours, [json.dumps(facts).encode()], [listener.fileno()])
         scene = Scene(port, listener.getsockname()[1], proxy.pid)
         (await asyncio.to_thread(scene.connected, direct=False))[0].close()

@@ -27,6 +27,7 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
 
+Rows of connections are noted (network.noted) in tests/acceptance/test_network_kills.py.
 A directory of a conversation is made and removed (directory.*) in tests/integration/backends/test_directories.py.
 Beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
 command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
@@ -50,6 +51,7 @@ KEPT_BY_TESTS: Final = (
     "directory.",
     "retention.",
     "file.",
+    "network.",
     "shell.",
     "supervisor.asked",
     "supervisor.answered",

@@ -22,7 +22,7 @@ from shellback.exec.wire.peers import peer_is_ours
 
 DESK: Final = "desk"
 """The directory in the state directory with one socket per worker. `layout` would be slow to import."""
-VERSION: Final = 2
+VERSION: Final = 3
 """Rises when a question or its answer changes. A worker of another version answers nothing."""
 GREETING_S: Final = 1.0
 PATIENCE_S: Final = 5.0

@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from shellback.cli.options import conversation_option
-from shellback.cli.shared import Columns, json_option, load_settings, show, stamp, table_lines
-from shellback.exec.core.display import visible_line
-from shellback.exec.wire.hosts import USUAL, entry, is_address, is_public
+from shellback.cli.options import conversation_names, conversation_option
+from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines
+from shellback.exec.core.display import age, visible_line
+from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public
 
 if TYPE_CHECKING:
     from shellback.exec.reports.connections import Connection
+    from shellback.wiring.wiring import Place
 
 SHOWN: Final = 500
+READ: Final = 5000
+"""Rows that are looked at."""
+_ODD: Final = re.compile(r"[^A-Za-z0-9_-]+")
+"""What a name of a set would have to be quoted for."""
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @conversation_option
-@click.option("--suggest", is_flag=True, help="Print `hosts` for [network] of shellback.toml with what is missing.")
 @json_option
-def network(conversation: str | None, suggest: bool) -> None:
-    """Show the newest 500 connections of commands with NETWORK=list, oldest first: those made, and those refused.
-
-    --suggest prints `hosts` with what is listed now and what commands asked for in vain: keep what the work needs.
+@click.pass_context
+def network(ctx: click.Context, conversation: str | None) -> None:
+    """Show the newest 500 connections of commands with NETWORK=list or ask, oldest first: made, and refused ones.
 
     \b
       shellback network -c build
-      shellback network -c build --suggest
+      shellback network suggest build
       shellback network --json | jq -r 'map(select(.refused == ""))[].host' | sort -u
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.policy.rules.file import listed_in
-    from shellback.exec.reports.connections import connections
-
-    settings = load_settings()
-    found = connections(settings.shellback_home, conversation)
-    if suggest:
-        listed = listed_in(settings.policy).words
-        hosts = [one for one in wanted(found) if one not in listed]
-        lines = [f'    "{visible_line(one)}",' for one in (*listed, *hosts)]
-        show({"hosts": hosts}, ["hosts = [", *lines, "]"])
+    if ctx.invoked_subcommand is not None:
         return
-    found = found[-SHOWN:]
+    with opened() as where:
+        found = _known(where, conversation)[-SHOWN:]
     table: Columns[Connection] = {
         "WHEN": lambda one: stamp(one.at),
         "CONVERSATION": lambda one: one.scope,
         "SESSION": lambda one: one.session or "-",
-        "HOST": lambda one: f"{one.host}:{one.port}" if one.host else "-",
+        "HOST": "goal",
         "ADDRESS": lambda one: one.address or "-",
         "SENT": lambda one: one.up,
         "RECEIVED": lambda one: one.down,
@@ -58,10 +56,42 @@ def network(conversation: str | None, suggest: bool) -> None:
     show([asdict(one) for one in found], table_lines(found, table))
 
 
-def wanted(found: list[Connection]) -> list[str]:
-    """The entries that would have allowed what was refused because no entry did; none for private addresses."""
-    asked = {(one.host, one.port) for one in found if one.refused and not one.rule}
-    texts = [(f"[{host}]" if ":" in host else host) + ("" if port in USUAL else f":{port}") for host, port in asked]
+@network.command()
+@click.argument("conversation", shell_complete=conversation_names)
+@json_option
+def suggest(conversation: str) -> None:
+    """Print a set for [network.sets] of shellback.toml: the hosts that commands of CONVERSATION need beside the list.
+
+    It has what they asked for in vain, and what a person allowed; not what was denied, and no private address. Read it
+    before you copy it: a command chose these names.
+    """
+    from shellback.exec.policy.rules.file import listed_in
+
+    with opened() as where:
+        hosts = wanted(_known(where, conversation), listed_in(where.settings.policy))
+    name = _ODD.sub("-", conversation)
+    lines = [f'# hosts of [network] gets "@{name}"', "[network.sets]", f"{name} = ["]
+    lines += [*(f'    "{visible_line(one)}",' for one in hosts), "]"]
+    none = f"commands of {visible_line(conversation)} asked for no host that is not listed"
+    show({"set": name, "hosts": hosts}, lines if hosts else [none])
+
+
+def _known(where: Place, conversation: str | None) -> list[Connection]:
+    """The newest connections, oldest first: the rows, and those of this host that are none yet."""
+    from shellback.exec.reports.connections import connections
+    from shellback.work.approvals import connected
+
+    # In this order: what becomes a row in between is in both.
+    waiting = connections(where.home, conversation)
+    found = {one.id: one for one in (*waiting, *where.database.read_now(connected.find, conversation, READ))}
+    return sorted(found.values(), key=lambda one: one.at)
+
+
+def wanted(found: Iterable[Connection], listed: Hosts) -> list[str]:
+    """Entries for what was asked for and is not listed; none for what was denied, and for private addresses."""
+    asked = {(one.host, one.port): one.decision for one in found if one.host and one.port}
+    open_to = [place for place, decision in asked.items() if decision != "deny" and not listed.allowing(*place)]
+    texts = [(f"[{host}]" if ":" in host else host) + ("" if port in USUAL else f":{port}") for host, port in open_to]
     return sorted({text for text in texts if _is_entry(text)})
 
 
@@ -77,4 +107,6 @@ def _state(one: Connection) -> str:
     if one.refused:
         return f"refused: {one.refused}"
     lent = f", with {one.credential}" if one.credential else ""
-    return ("open, or cut off" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}") + lent
+    return (
+        f"open for {age(time.time() - one.at)}" if one.seconds is None else f"{one.seconds:.1f} s, by {one.rule}"
+    ) + lent

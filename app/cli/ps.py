@@ -17,6 +17,7 @@ from shellback.exec.core.display import age, shown_line, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import Session, SessionEnd
+    from shellback.exec.reports.connections import Connection
     from shellback.wiring.wiring import Place
 
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @watch_option
 @json_option
 def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool) -> None:
-    """List processes that agents started, and blocked conversations with unread news.
+    """List processes that agents started, their open connections, and blocked conversations with unread news.
 
     \b
       shellback ps                 running processes
@@ -80,6 +81,7 @@ def listed(where: Place, *, conversation: str | None, everything: bool, programs
         "sessions": [asdict(one) | fresh.fact(one.host_id) for one in found],
         "blocked": where.database.read_now(_behind_blocks),
         "findings": [asdict(one) for one in where.database.read_now(findings.find, conversation_id=conversation)],
+        "connections": [asdict(one) for one in _connections(where, conversation)],
     } | fresh.fact()
 
 
@@ -100,8 +102,11 @@ def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, 
     none = "no processes" if everything else "no running processes (--all includes ended ones)"
     waiting = where.database.read_now(_behind_blocks)
     said = open_line(where, conversation)
+    connected = _connections(where, conversation)
     return [
         table_of(found, columns) if found else none,
+        *([table_of(connected[-CONNECTIONS:], _OPEN)] if connected else []),
+        *([f"{more} more open connections" for more in [len(connected) - CONNECTIONS] if more > 0]),
         *(
             f"{row['unread']} unread in {visible_line(row['conversation'])}, blocked: {row['reason']}"
             for row in waiting
@@ -109,6 +114,12 @@ def _parts(where: Place, found: Sequence[Session], conversation: str | None, *, 
         *Freshness(where, (one.host_id for one in found if one.live)).lines(),
         *([said] if said else []),
     ]
+
+
+def _connections(where: Place, conversation: str | None) -> list[Connection]:
+    from shellback.exec.reports.connections import open_ones
+
+    return open_ones(where.home, conversation)
 
 
 def _workspaces(conn: Any) -> dict[str, str]:
@@ -132,6 +143,18 @@ _COLUMNS: Final[Columns[Session]] = {
     "ALLOWED BY": lambda one: one.granted_by or None,
     "AGE": lambda one: age(time.time() - (one.started_at or one.created_at)),
     "COMMAND": "command",
+}
+
+
+CONNECTIONS: Final = 50
+"""So many open ones are shown to people, the newest."""
+_OPEN: Final[Columns[Connection]] = {
+    "CONNECTED": lambda one: one.session or "-",
+    "CONVERSATION": "scope",
+    "HOST": "goal",
+    "AGE": lambda one: age(time.time() - one.at),
+    "SENT": "up",
+    "RECEIVED": "down",
 }
 
 

@@ -16,7 +16,7 @@ from shellback.exec.core.errors import BackendUnavailable, PolicyUnusable
 from shellback.exec.policy.rules.file import network
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
-from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.hosts import Hosts, Most
 
 if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
@@ -198,6 +198,7 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
     from shellback.settings import secret_environment
 
     found = network(settings.policy, secret_environment(), settings.ask_seconds if settings.network == ASK else 0.0)
+    found.most = Most(settings.network_connections, settings.network_bytes)
     if found.credentials:
         from shellback.exec.proxy.authority import NoTrust, ensure
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shellback.exec.log.mask import Mask
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
-    from shellback.work.approvals.reception import Reception
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.retention import Retention
+    from shellback.work.worker.services import Service
     from shellback.work.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -201,16 +201,21 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
 
 
-def _receptions(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Reception]:
-    """Where proxies ask, if they ask at all; `name` is of this process, with `once` of no later one."""
+def _for_proxies(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Service]:
+    """Who makes rows of their records, and where they ask, if they ask at all.
+
+    `name` is of this process, with `once` of no later one.
+    """
     from shellback.exec.policy.rules.file import load
     from shellback.wiring.choice import ASK
+    from shellback.work.approvals.collector import Collector
     from shellback.work.approvals.connecting import Terms
     from shellback.work.approvals.reception import Reception
 
     settings = where.settings
+    collector = Collector(home=where.home, database=where.database, doorbell=a_doorbell(where))
     if settings.network != ASK:
-        return ()
+        return (collector,)
     terms = Terms(
         rules=load(settings.policy),
         ttl_s=settings.approval_ttl,
@@ -218,6 +223,7 @@ def _receptions(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, 
         outbox=outbox,
     )
     return (
+        collector,
         Reception(
             home=where.home,
             name=name,
@@ -407,7 +413,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_receptions(where, executor_id, enqueuer, outbox, once=False),
+                *_for_proxies(where, executor_id, enqueuer, outbox, once=False),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -462,7 +468,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_receptions(where, process, enqueuer, outbox, once=True),
+                *_for_proxies(where, process, enqueuer, outbox, once=True),
             ),
             loops=[notifier.run for notifier in notifiers],
         )

@@ -64,9 +64,10 @@ class World:
         return self.place.answer(self.begin(command, conversation))
 
     def events(self) -> list[str]:
-        """What the audit has about connections."""
+        """What the audit has about questions and their decisions."""
         found = map(json.loads, told(self.place, "audit", "--json").stdout.splitlines())
-        return [one["event"] for one in found if one["tool"] == "connect"]
+        made = {"connected", "not_connected"}
+        return [one["event"] for one in found if one["tool"] == "connect" and one["event"] not in made]
 
     def proxy(self) -> int:
         home = str(self.place.home)
@@ -295,3 +296,15 @@ def test_rules_about_hosts_decide_before_a_person_is_asked(world: World) -> None
     assert "is denied: rule" in world.said(f"{GET} {world.url}")
     assert_refused(shellback(place, "rules", "add", "allow", "--connect", "*"), "it would allow every host")
     assert_refused(shellback(place, "rules", "add", "allow", "--connect", host, "--", "ls"), "about commands or")
+
+
+@hurried
+def test_what_a_person_allowed_is_suggested_and_what_was_denied_is_not(world: World) -> None:
+    place = world.place
+    place.hire()
+    both_of_them = f"{GET} http://good.example/; {GET} http://bad.example/"
+    world.said(both_of_them)
+    for request in place.requests():
+        place.decide(request, "approved" if request.display["connect"] == "good.example:80" else "denied")
+    world.said(both_of_them)
+    assert facts(told(place, "network", "suggest", "talk", "--json"))["hosts"] == ["good.example"]

@@ -70,8 +70,9 @@ def test_a_command_reaches_a_listed_host_and_what_it_asked_for_in_vain_is_sugges
     shown = told(place, "network").stdout
     assert f"127.0.0.1:{port}" in shown
     assert "other.example:8443 is not on the list" in shown
-    suggested = told(place, "network", "--suggest").stdout
-    assert tomllib.loads(suggested) == {"hosts": [f"127.0.0.1:{port}", "other.example:8443"]}
+    suggested = told(place, "network", "suggest", "talk").stdout
+    assert tomllib.loads(suggested) == {"network": {"sets": {"talk": ["other.example:8443"]}}}
+    assert facts(told(place, "network", "suggest", "a b", "--json")) == {"set": "a-b", "hosts": []}
     assert facts(told(place, "network", "-c", "elsewhere", "--json")) == []
     assert f"127.0.0.1:{port}" in told(place, "sandbox", "--json").stdout
 

@@ -67,6 +67,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/link/": STATE,
     "exec/proxy/asking.py": STATE,
     "exec/proxy/authority.py": "the state directory, and the certificates of the machine",
+    "exec/proxy/carried.py": STATE,
     "exec/proxy/journal.py": STATE,
     "exec/reports/connections.py": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
@@ -78,7 +79,6 @@ JUSTIFIED: dict[str, str] = {
     "storage/": STATE,
     "work/hosts/generation.py": STATE,
     "work/hosts/unknown.py": KERNEL,
-    "work/queue/doorbell.py": STATE,
 }
 """Modules, or directories of them, below `app`, each with what it opens."""
 

@@ -220,7 +220,8 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "users remove": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
-    "network": [[], ["--json"], ["--suggest"]],
+    "network": [[], ["--json"]],
+    "network suggest": [[NAME], ["--json", HOSTILE], [HOSTILE]],
     "workspaces add": [
         [HOSTILE, "/none"],
         ["x", HOSTILE],

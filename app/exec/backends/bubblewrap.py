@@ -221,7 +221,8 @@ class BubblewrapBackend(ChosenBackend):
         listed = self.listed.of(profile)
         asks = (f"ask {listed.ask_s:g}",) if listed.ask_s else ()
         credentials = tuple(one.to_wire() for one in listed.credentials)
-        reached = [*listed.words, "", *listed.ranges, *asks, *credentials, *(self._trusts if work else ())]
+        limits = map(str, listed.most)
+        reached = [*listed.words, "", *listed.ranges, *asks, *limits, *credentials, *(self._trusts if work else ())]
         whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen, *reached])
         return Sandbox(
             bwrap=self.bwrap or "/usr/bin/bwrap",
@@ -240,6 +241,8 @@ class BubblewrapBackend(ChosenBackend):
             hosts=listed.words,
             private=listed.ranges,
             ask_s=listed.ask_s,
+            connections=listed.most.connections,
+            each_way=listed.most.each_way,
             credentials=credentials,
             scope=scope,
             bounds=self.bounds,

@@ -111,6 +111,8 @@ class Container:
     hosts: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     ask_s: float = 0.0
+    connections: int = 0
+    each_way: int = 0
     credentials: tuple[str, ...] = ()
     limits: ContainerLimits = ContainerLimits()
     user: int = COMMANDS

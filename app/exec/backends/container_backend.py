@@ -352,6 +352,8 @@ class ContainerBackend(ChosenBackend):
             hosts=listed.words,
             private=listed.ranges,
             ask_s=listed.ask_s,
+            connections=listed.most.connections,
+            each_way=listed.most.each_way,
             credentials=tuple(one.to_wire() for one in listed.credentials),
             limits=self.limits,
             user=self.user,

@@ -152,7 +152,7 @@ class Asking:
                     question.request = waits
                     said = json.loads(await reader.readline())
                 if "refused" in said:
-                    raise Refused(said["refused"])
+                    raise Refused(said["refused"], by=said.get("by", ""))
                 if "allowed" in said:
                     return Entry(said["allowed"], question.host, frozenset({question.port}))
                 # It is decided. A yes that holds once is kept for the next connection if nobody waits any more.

@@ -285,7 +285,7 @@ class _Exchanges:
     async def _send(self, request: h11.Request, upstream: h11.Connection, server: Tls) -> None:
         async def pass_on(event: h11.Event) -> None:
             data = upstream.send(event) or b""
-            self._facts.up += len(data)
+            self._facts.count(up=len(data))
             # A server may answer before it has everything, and hear no more; what it has answered is still there.
             with contextlib.suppress(OSError):
                 await server.write(data)
@@ -351,7 +351,7 @@ class _Exchanges:
 
     async def _give(self, event: h11.Event) -> None:
         data = self._parser.send(event) or b""
-        self._facts.down += len(data)
+        self._facts.count(down=len(data))
         await self._client.write(data)
 
     async def _say(self, refusal: Refused) -> None:

@@ -7,6 +7,7 @@ and ends with its last connection, so the next supervisor's proxy goes on with t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -15,32 +16,31 @@ import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shellback.exec.proxy.asking import Asking
-from shellback.exec.proxy.journal import Journal
-from shellback.exec.proxy.reach import Lookups
+from shellback.exec.proxy.carried import Carried
+from shellback.exec.proxy.journal import Journal, Record
+from shellback.exec.proxy.reach import Lookups, Refused
 from shellback.exec.proxy.sides import Side
 from shellback.exec.proxy.visit import Facts, Visit
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
-from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.hosts import Hosts, Most
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE
 
 if TYPE_CHECKING:
     from shellback.exec.proxy.injecting import Injector
 
-CONNECTIONS: Final = 512
-"""At a time, of one sandbox instance."""
 _OWN_FILES: Final = 256
-_FILES: Final = 6
-"""Of a connection: two sockets, and a pipe for each way."""
+_FILES: Final = 8
+"""Of a connection: two sockets, a pipe for each way, its record, and the count of its conversation."""
 _THREADS: Final = 64
 _LOG_BYTES: Final = 16 << 20
-"""No file of ours grows beyond this; the journal stays far below it."""
+"""No file of ours grows beyond this; records stay far below it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,19 +51,61 @@ class Served:
     hosts: Hosts
     scope: str
     key: str
+    most: Most
     lookups: Lookups = field(default_factory=Lookups)
     visits: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+
+CONNECTIONS: Final = "NETWORK_CONNECTIONS"
+EACH_WAY: Final = "NETWORK_BYTES"
+
+
+class Account:
+    """Notes a connection of `scope` in the journal, which it enters when it begins or ends."""
+
+    def __init__(self, journal: Journal, scope: str, carried: Carried) -> None:
+        self._journal = journal
+        self._carried = carried
+        self._scope = scope
+        self._began = time.monotonic()
+        self._known = {"id": os.urandom(8).hex(), "at": round(time.time(), 3), "scope": scope}
+        self._record: Record | None = None
+        self._entered = False
+
+    def begin(self, facts: Facts) -> None:
+        """Enter it."""
+        self._entered = True
+        self._record = self._journal.begin(self._scope, self._known | facts.known())
+        if self._record is None:
+            self._journal.sum_up(self._scope, facts.up, facts.down, 1)
+
+    def count(self, up: int, down: int) -> None:
+        """Count bytes of it."""
+        self._carried.add(up, down)
+        if self._record is None:
+            self._journal.sum_up(self._scope, up, down)
+        else:
+            with contextlib.suppress(OSError):
+                self._record.add(up, down)
+
+    def end(self, facts: Facts) -> None:
+        """Note its end."""
+        if not self._entered:
+            self.begin(facts)
+        if self._record is not None:
+            seconds = round(time.monotonic() - self._began, 3)
+            self._journal.end(self._record, self._known | facts.known() | {"seconds": seconds})
 
 
 class Proxy:
     """`room`: so many connections it has at a time, of all instances; what comes then waits to be accepted.
 
-    `home` is the state directory; without one it keeps no records, and puts no credentials into requests.
+    `home` is the state directory; without one it puts no credentials into requests.
     """
 
-    def __init__(self, home: str | None, asking: Asking, room: int) -> None:
+    def __init__(self, home: str | None, asking: Asking, journal: Journal, room: int) -> None:
         self._home = home
-        self._journal = Journal(home and os.path.join(home, layout.NETWORK))
+        self._journal = journal
         self._asking = asking
         self._room = room
         self._served: dict[str, Served] = {}
@@ -101,10 +143,16 @@ class Proxy:
             self._end(former, cut=message["op"] == "drop")
         if message["op"] == "serve":
             (fd,) = fds
-            # A supervisor of an older version does not name the last two.
+            # A supervisor of an older version does not name all of these.
             credentials = map(Credential.from_wire, message.get("credentials", ()))
             hosts = Hosts(message["hosts"], message["private"], credentials, message.get("ask_s", 0.0))
-            self._served[key] = served = Served(socket.socket(fileno=fd), hosts, message["scope"], key)
+            self._served[key] = served = Served(
+                socket.socket(fileno=fd),
+                hosts,
+                message["scope"],
+                key,
+                Most(message.get("connections", Most().connections), message.get("each_way", 0)),
+            )
             served.listener.setblocking(False)
             self._listen(served)
 
@@ -126,13 +174,17 @@ class Proxy:
             except OSError:
                 return
             # At once, so that the end of the supervisor finds each connection waiting, or with a task.
-            task = loop.create_task(self._serve(served, accepted, full=len(served.visits) >= CONNECTIONS))
+            task = loop.create_task(self._serve(served, accepted, full=self._full(served)))
             served.visits.add(task)
             self._all.add(task)
             task.add_done_callback(served.visits.discard)
             task.add_done_callback(self._gone)
         for one in self._served.values():
             loop.remove_reader(one.listener)
+
+    def _full(self, served: Served) -> bool:
+        same = (one for one in self._served.values() if one.scope == served.scope)
+        return 0 < served.most.connections <= sum(len(one.visits) for one in same)
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         if len(self._all) >= self._room:
@@ -141,11 +193,13 @@ class Proxy:
         self._all.discard(task)
 
     async def _serve(self, served: Served, accepted: socket.socket, *, full: bool) -> None:
-        began, at, name = time.monotonic(), time.time(), os.urandom(8).hex()
-
-        def note(facts: Facts, **more: object) -> None:
-            self._journal.note(served.scope, id=name, at=round(at, 3), scope=served.scope, **asdict(facts), **more)
-
+        carried = Carried(self._home, served.scope, served.most.each_way)
+        account = Account(self._journal, served.scope, carried)
+        limit, why = "", ""
+        if full:
+            limit, why = CONNECTIONS, f"of this conversation {served.most.connections} connections are open already"
+        elif carried.spent:
+            limit, why = EACH_WAY, carried.why
         hosts, allow, inject = served.hosts, None, None
         if hosts.ask_s:
             allow = partial(self._asking.allow, served.scope, hosts.ask_s, partial(_there, accepted))
@@ -153,12 +207,22 @@ class Proxy:
             inject = partial(self._injector.serve, served.key)
         accepted.setblocking(False)
         with Side(accepted) as client:
-            visit = Visit(hosts, served.lookups.resolve, client, note, allow, inject)
+            visit = Visit(hosts, served.lookups.resolve, client, account.begin, allow, inject)
+            visit.facts.limit = limit
+
+            def count(up: int, down: int) -> None:
+                account.count(up, down)
+                if carried.spent and not visit.facts.limit:
+                    visit.facts.limit = EACH_WAY
+                    raise Refused(carried.why)
+
+            visit.facts.counted = count
             try:
-                await visit.serve(f"{CONNECTIONS} connections are open already" if full else "")
+                await visit.serve(why and f"{why} ({limit})", 503 if full else 403)
             finally:
                 if visit.facts.host or visit.facts.refused:
-                    note(visit.facts, seconds=round(time.monotonic() - began, 3))
+                    account.end(visit.facts)
+                carried.close()
             await client.leave()
 
     @cached_property
@@ -180,7 +244,8 @@ def _there(accepted: socket.socket) -> bool:
 async def _run(control: socket.socket, home: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
     async with Asking(home) as asking:
-        await Proxy(home, asking, room).obey(control)
+        with Journal(home) as journal:
+            await Proxy(home, asking, journal, room).obey(control)
 
 
 def main() -> None:

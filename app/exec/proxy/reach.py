@@ -21,11 +21,12 @@ Allow = Callable[[str, int], Awaitable[Entry]]
 
 
 class Refused(Exception):
-    """Raised for a connection that is not made, with the reason; `unreachable`: it was allowed."""
+    """Raised for a connection that is not made, with the reason. `unreachable`: it was allowed; `by` denied it."""
 
-    def __init__(self, why: str, *, unreachable: bool = False) -> None:
+    def __init__(self, why: str, *, unreachable: bool = False, by: str = "") -> None:
         super().__init__(why)
         self.unreachable = unreachable
+        self.by = by
 
 
 class Goal(NamedTuple):

@@ -11,7 +11,7 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Final
 
@@ -53,17 +53,36 @@ _ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x70"
 
 @dataclass(slots=True)
 class Facts:
-    """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself."""
+    """What is known about a connection; `up` and `down` are bytes. `session` is what the program says of itself.
+
+    `decision` is `allow` or `deny`, and `rule` what decided so: an entry of the list, a rule, or a request. Without
+    both, nothing has allowed it. `limit` is the setting that has cut it.
+    """
 
     session: str = ""
     host: str = ""
     port: int = 0
     address: str = ""
+    decision: str = ""
     rule: str = ""
     refused: str = ""
     up: int = 0
     down: int = 0
     credential: str = ""
+    limit: str = ""
+    counted: Callable[[int, int], None] | None = None
+    """Told of bytes as they flow."""
+
+    def count(self, up: int = 0, down: int = 0) -> None:
+        """Add these bytes."""
+        self.up += up
+        self.down += down
+        if self.counted is not None:
+            self.counted(up, down)
+
+    def known(self) -> dict[str, str | int]:
+        """What a record has."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "counted"}
 
 
 Inject = Callable[[Credential, Goal, tuple[Side, Side], bytes, Facts], Awaitable[None]]
@@ -95,13 +114,13 @@ class Visit:
         self._reached: Reached | None = None
         self._pieces = 0
 
-    async def serve(self, full: str = "") -> None:
-        """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused."""
+    async def serve(self, full: str = "", status: int = 503) -> None:
+        """Serve until one side has ended; what was refused is in `facts`. `full`: why all is refused, with `status`."""
         try:
             async with asyncio.timeout(HEAD_S):
                 first = await self._client.read()
             if full:
-                self._say(503, Refused(full))
+                self._say(status, Refused(full))
                 self.facts.refused = full
             elif first[:1] == bytes([_SOCKS]):
                 await self._socks(first)
@@ -264,8 +283,12 @@ class Visit:
         self.facts.host = host[:255]
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
-        to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
-        self.facts.host, self.facts.rule = to.host, to.by.text
+        try:
+            to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
+        except Refused as refusal:
+            self.facts.decision, self.facts.rule = "deny" if refusal.by else "", refusal.by
+            raise
+        self.facts.host, self.facts.decision, self.facts.rule = to.host, "allow", to.by.text
         self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address
         self._begun(self.facts)
@@ -302,10 +325,10 @@ class Visit:
             pass
 
     def _sent(self, size: int) -> None:
-        self.facts.up += size
+        self.facts.count(up=size)
 
     def _got(self, size: int) -> None:
-        self.facts.down += size
+        self.facts.count(down=size)
 
     async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
         async with asyncio.timeout(patience_s):

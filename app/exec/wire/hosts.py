@@ -48,6 +48,13 @@ class Entry(NamedTuple):
         return self.host == other.host or (self.host != "*" and other._replace(ports=frozenset()).matches(self.host, 0))
 
 
+class Most(NamedTuple):
+    """What the commands of a conversation may have: connections at once, and bytes each way in all; 0 is no limit."""
+
+    connections: int = 512
+    each_way: int = 0
+
+
 class Hosts:
     """A list of entries, and ranges of private addresses that its names may have; as texts `words`, `ranges`.
 
@@ -64,6 +71,8 @@ class Hosts:
     ) -> None:
         """Raises ValueError if one is wrong."""
         self.ask_s = ask_s
+        self.most = Most()
+        """What commands may have of these."""
         self.entries = tuple(map(entry, entries))
         self.private = tuple(map(addresses, private))
         self.words = tuple(one.text for one in self.entries)

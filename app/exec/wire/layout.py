@@ -6,7 +6,9 @@ host_id                      random, made once
 bells/                       a socket per queue and worker: a datagram says that an item was enqueued
 desk/                        a socket per worker that answers questions of commands
 reception/                   a socket per worker and MCP server that answers questions of proxies about hosts
-network/                     what sandboxes connected to, by the proxy: a file for each conversation, and its last one
+network/                     a directory for each proxy, locked while it lives, with one for each conversation: a file
+                             for each connection until it is a row
+carried/                     the bytes that each conversation has sent and received, for NETWORK_BYTES
 authority/                   key and certificate by which the proxy is a server, and what sandboxes trust
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
@@ -42,6 +44,7 @@ SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 NETWORK: Final = "network"
+CARRIED: Final = "carried"
 AUTHORITY: Final = "authority"
 DIARY: Final = "supervisor.log"
 PROXY_LOG: Final = "proxy.log"

@@ -88,7 +88,8 @@ class Sandbox:
     content. `pinned` are the paths on the way there, which no sandboxed command may rename. `private_net`: the instance
     has its own network namespace. `hosts` are entries of the list that its commands reach by the proxy,
     `private` ranges of addresses that these may have; with `ask_s`, a connection to another host waits so many seconds
-    for a person. `credentials` are put into requests to listed hosts, and are texts of `Credential`. `scope` names the
+    for a person. `connections` at once, and bytes `each_way` in all, are what a conversation may have of these; 0 is no
+    limit. `credentials` are put into requests to listed hosts, and are texts of `Credential`. `scope` names the
     instance to the proxy.
     """
 
@@ -109,6 +110,8 @@ class Sandbox:
     hosts: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
     ask_s: float = 0.0
+    connections: int = 0
+    each_way: int = 0
     credentials: tuple[str, ...] = ()
     scope: str = ""
     bounds: Bounds = Bounds()
@@ -162,6 +165,8 @@ class Sandbox:
             # Older workers do not name these.
             scope=field_of({"scope": "", **message}, "scope", str),
             ask_s=number_of(message, "ask_s", 0.0),
+            connections=int(number_of(message, "connections", 0)),
+            each_way=int(number_of(message, "each_way", 0)),
             bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
             **{name: words_of(message, name) for name in _WORDS},
             **{name: words_of({name: [], **message}, name) for name in ("hosts", "private", "credentials")},

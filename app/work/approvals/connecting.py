@@ -71,11 +71,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One of three: what `allowed` it, why it is `refused`, or the request for which it `waits`."""
+    """One of three: what `allowed` it, why it is `refused` and `by` what, or the request for which it `waits`."""
 
     allowed: str = ""
     refused: str = ""
     waits: str = ""
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ def judged(conn: sa.Connection, question: Question, terms: Terms) -> Answer:
     rules = terms.rules.plus(saved.live(conn, question.scope))
     hit = rules.connection(question.host, question.port, question.scope, time.time())
     if hit is not None and hit.effect == "deny":
-        return Answer(refused=f"{question.place} is denied: {hit.reason}")
+        return Answer(refused=f"{question.place} is denied: {hit.reason}", by=_name(hit))
     last = _last(conn, question)
     if last is not None and _holds(last, question):
         _had(conn, last)
@@ -191,7 +192,7 @@ def _standing(conn: sa.Connection, request: Request | None, question: Question) 
         return None
     _had(conn, request)
     why = f": {request.note}" if request.note else ""
-    return Answer(refused=f"{question.place} was denied by {request.decided_by}{why}")
+    return Answer(refused=f"{question.place} was denied by {request.decided_by}{why}", by=f"request {request.id}")
 
 
 def _fresh(request: Request) -> bool:
@@ -202,7 +203,7 @@ def _fresh(request: Request) -> bool:
 
 def _by_rule(conn: sa.Connection, question: Question, hit: Hit) -> Answer:
     saved.use(conn, hit.rule_ids)
-    by = " ".join(("rule", *hit.rule_ids)) if hit.rule_ids else f"policy {hit.source}"
+    by = _name(hit)
     entry = audit.Entry(
         event="rule",
         conversation_id=question.scope,
@@ -214,6 +215,10 @@ def _by_rule(conn: sa.Connection, question: Question, hit: Hit) -> Answer:
     )
     audit.note(conn, entry)
     return Answer(allowed=by)
+
+
+def _name(hit: Hit) -> str:
+    return " ".join(("rule", *hit.rule_ids)) if hit.rule_ids else f"policy {hit.source}"
 
 
 def _asked(conn: sa.Connection, question: Question, terms: Terms) -> Answer:

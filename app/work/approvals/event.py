@@ -8,5 +8,6 @@ Event = Literal[
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
     "rule_added", "rule_revoked", "token_added", "token_revoked", "typed", "revealed",
     "account_added", "account_link", "account_removed", "logged_in", "logged_out",
+    "connected", "not_connected",
 ]  # fmt: skip
 EVENTS: Final[tuple[Event, ...]] = get_args(Event)

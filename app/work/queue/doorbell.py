@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import sqlalchemy as sa
 
 from shellback.exec.wire import layout
+from shellback.exec.wire.bells import knock, prefix
 from shellback.exec.wire.descriptors import short
 from shellback.storage.db import Database
 from shellback.work.queue.queues import CHANNEL
@@ -65,16 +65,11 @@ class Doorbell:
 
     def ring_here(self, queue: str) -> bool:
         """Tell who listens to this name on this host; never raises. Whether somebody heard it."""
-        heard = False
-        with contextlib.suppress(OSError), short(self._directory) as folder:
-            for name in os.listdir(self._directory):
-                if name.startswith(_prefix(queue)):
-                    heard |= _knocked(f"{folder}/{name}")
-        return heard
+        return knock(self._directory, queue)
 
-    async def read(self, reader: str, ring: Callable[[], None]) -> None:
-        """Call `ring` after each transaction of a process of this host that has added events, until `close`."""
-        self._answer_at(_listener(self._directory, EVENTS, reader, once=True), ring)
+    async def read(self, reader: str, ring: Callable[[], None], name: str = EVENTS) -> None:
+        """Call `ring` whenever a process of this host rings `name`, until `close`; by default, if it added events."""
+        self._answer_at(_listener(self._directory, name, reader, once=True), ring)
 
     async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]], *, once: bool = False) -> None:
         """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker.
@@ -149,35 +144,14 @@ def _notify(conn: sa.Connection, queue: str) -> None:
     conn.execute(sa.select(sa.func.pg_notify(CHANNEL, queue)))
 
 
-def _prefix(queue: str) -> str:
-    return f"{queue.partition('.')[0]}."
-
-
 def _listener(directory: Path, queue: str, executor_id: str, *, once: bool) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
-    name = _prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (layout.ONCE if once else "")
+    name = prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (layout.ONCE if once else "")
     (directory / name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with short(directory) as folder:
         listener.bind(f"{folder}/{name}")
     return listener
-
-
-def _knocked(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as ours:
-        try:
-            ours.sendto(b"1", path)
-        except BlockingIOError:
-            return True  # earlier rings are unread, and are for this item too
-        except ConnectionRefusedError:
-            # Not that of a worker: the next one of its name may just have bound it.
-            if path.endswith(layout.ONCE):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            return False
-        except OSError:
-            return False  # of a worker that has ended
-    return True
 
 
 def _answer(listener: socket.socket, ring: Callable[[], None]) -> None:

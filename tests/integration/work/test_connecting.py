@@ -123,8 +123,9 @@ def test_a_yes_for_the_conversation_holds_there_alone(gate: Gate) -> None:
 
 
 def test_a_no_holds_for_a_while_and_says_why(gate: Gate) -> None:
-    gate.decide(gate.ask().waits, "denied", note="never")
-    assert gate.ask().refused == "x.example:443 was denied by ann: never"
+    request = gate.decide(gate.ask().waits, "denied", note="never")
+    answer = gate.ask()
+    assert (answer.refused, answer.by) == ("x.example:443 was denied by ann: never", f"request {request.id}")
     gate.age(TTL_S + 1)
     assert gate.ask().waits
 

@@ -26,7 +26,9 @@ from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT
 LISTENER: Final = "proxy"
 """The name of the listener among the descriptors of an instance."""
 LISTEN_S: Final = 5.0
-_FACTS: Final[dict[str, Any]] = {"hosts": [], "private": [], "credentials": [], "ask_s": 0.0, "scope": ""}
+_FACTS: Final[dict[str, Any]] = {
+    "hosts": [], "private": [], "credentials": [], "ask_s": 0.0, "connections": 512, "each_way": 0, "scope": "",
+}  # fmt: skip
 """What the proxy has to know of an instance; the notes of one from before one of these was known lack it."""
 _LENT: Final = "="
 """Precedes the name of a value among keys of instances."""
