@@ -21,10 +21,9 @@ from playwright.sync_api import expect, sync_playwright
 
 from shellback.exec.core.model import Session
 from shellback.exec.core.runner import found
-from shellback.storage.accounts import Role
 from shellback.storage.tables import audit, mailbox
 from tests.commands import PATIENCE_S
-from tests.consoles import Visitor, visitor
+from tests.consoles import Crowd, Visitor
 from tests.panes import Started, started
 from tests.sandboxes import program_needed
 from tests.serving import Served, served
@@ -43,29 +42,25 @@ def server(on_stage: Started) -> Generator[Served]:
         yield made
 
 
-@contextmanager
-def logged_in(on_stage: Started, server: Served, name: str, role: Role) -> Generator[Visitor]:
-    made = visitor(on_stage.stage, server, name, role)
-    with contextlib.closing(made.web):
+@pytest.fixture(scope="module")
+def crowd(on_stage: Started, server: Served) -> Generator[Crowd]:
+    with contextlib.closing(Crowd(on_stage.stage, server)) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def ada(on_stage: Started, server: Served) -> Generator[Visitor]:
-    with logged_in(on_stage, server, "ada", "operator") as made:
-        yield made
+def ada(crowd: Crowd) -> Visitor:
+    return crowd.person("ada")
 
 
 @pytest.fixture(scope="module")
-def bob(on_stage: Started, server: Served) -> Generator[Visitor]:
-    with logged_in(on_stage, server, "bob", "operator") as made:
-        yield made
+def bob(crowd: Crowd) -> Visitor:
+    return crowd.person("bob")
 
 
 @pytest.fixture(scope="module")
-def eve(on_stage: Started, server: Served) -> Generator[Visitor]:
-    with logged_in(on_stage, server, "eve", "viewer") as made:
-        yield made
+def eve(crowd: Crowd) -> Visitor:
+    return crowd.person("eve", "viewer")
 
 
 class View:
