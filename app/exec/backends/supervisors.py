@@ -182,12 +182,22 @@ class Supervisors(SupervisorPort):
 
     async def _serve_all(self) -> None:
         """Have the host's supervisor serve each container with a list that runs: it may be another one."""
-        for home in await asyncio.to_thread(self._placements.homes) if self._revival is not None else ():
+        try:
+            if listed := await asyncio.to_thread(self._listed) if self._revival is not None else []:
+                await self._host.connect()
+        except ExecError as error:
+            log.warning("commands in %s reach no listed host: %s", "containers", error)
+            return
+        for home in listed:
             try:
-                if await asyncio.to_thread(homes.kept, home):
-                    await self._serve(home)
+                await self._serve(home)
             except ExecError as error:
                 log.warning("commands in %s reach no listed host: %s", home.name, error)
+
+    def _listed(self) -> list[Path]:
+        """The homes of containers with a list that run. Blocks."""
+        found = ((home, homes.known(home)) for home in self._placements.homes() if homes.kept(home))
+        return [home for home, one in found if one is not None and one.proxied]
 
     async def _serve(self, home: Path) -> None:
         """Have the host's supervisor serve this container, if it has a list. Raises ExecError."""
@@ -272,11 +282,8 @@ class Supervisors(SupervisorPort):
             except OSError as error:
                 return {"ok": False, "error": "os_error", "message": f"{home}: {error.strerror}"}
             if placed != home or lost:
-                status = await self.status(name)
-                if status["state"] != "unknown":
-                    return {"ok": True, "outcome": "already", "status": status}
                 where = "on the host" if placed is None else f"in {placed.name}"
-                return {"ok": False, "error": "placed", "message": f"it was to run {where}, and only there"}
+                return await self._already(name, "placed", f"it was to run {where}, and only there")
             if home is None:
                 self._hosting = True
                 return await self._host.start(request)
@@ -284,12 +291,19 @@ class Supervisors(SupervisorPort):
             try:
                 await self._serve(home)
             except ExecError as error:
-                return {"ok": False, "error": "not_served", "message": f"it would reach no listed host: {error}"}
+                return await self._already(name, "not_served", f"it would reach no listed host: {error}")
             return await (await self._client(home)).start(request)
         finally:
             if home is not None:
                 self._starting[home] -= 1
                 self._starting += Counter()
+
+    async def _already(self, name: str, code: str, why: str) -> Message:
+        """The answer to a start that is not carried out now: it was before, or is refused."""
+        status = await self.status(name)
+        if status["state"] != "unknown":
+            return {"ok": True, "outcome": "already", "status": status}
+        return {"ok": False, "error": code, "message": why}
 
     def _place(self, name: str, home: Path | None) -> tuple[Path | None, bool]:
         """Where a session is, and whether its records were removed there."""

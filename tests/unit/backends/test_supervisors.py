@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shellback.exec.backends import homes
+from shellback.exec.backends.container import Container
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.errors import BackendUnavailable, LimitReached, TaskCompleted
 from shellback.exec.link import launch
@@ -415,3 +416,16 @@ def test_the_records_of_a_home_tell_without_a_supervisor(tmp_path: Path) -> None
     assert homes.abandon(home, "placed")
     assert homes.status(home, "placed") == {"state": "abandoned"}
     assert placed.place("placed", tmp_path / "containers/two") == home
+
+
+async def test_a_start_that_is_repeated_where_the_list_is_not_served_any_more_is_answered_as_begun(made: Town) -> None:
+    facts: dict[str, Any] = {"scope": "talk", "profile": "work", "image": "x", "image_id": "", "writable": True}
+    want = Container(workspace=str(made.state), place="1:1", hosts=("listed.example",), **facts)
+    home = made.home(want.name(made.state / "containers"))
+    await made.revive(home)
+    assert (await made.start("begun", home))["outcome"] == "started"
+    homes.describe(home, want)
+    assert (await made.start("begun", home))["outcome"] == "already"
+    refused = await made.start("new", home)
+    assert (refused["ok"], refused["error"]) == (False, "not_served")
+    assert "is not in its container" in refused["message"]
