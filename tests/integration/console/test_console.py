@@ -360,7 +360,7 @@ def test_a_browser_may_do_nothing_but_show_the_pages(people: dict[Role, Visitor]
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
-    page = people["viewer"].get("/").text
+    page = people["viewer"].get("/account").text
     assert re.findall(r"<script(?![^>]* src=\"/console/static/)|<style| style=| on\w+=", page) == []
     assert people["viewer"].get("/").headers["cache-control"] == "no-store"
 
