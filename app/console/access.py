@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal
 from urllib.parse import quote
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -49,7 +50,7 @@ class Page(Route):
     async def _admit(self, request: Request) -> Response:
         try:
             return await self._refusal(request) or await self._handler(request)
-        except ClientDisconnect:
+        except (ClientDisconnect, HTTPException):
             raise
         except Exception as error:  # noqa: BLE001 - the person is told of each
             status, facts = logged(error)

@@ -100,9 +100,10 @@ class Changes:
 
     async def _changes(self, request: Request) -> Response:
         wants = {"decisions", *request.query_params.getlist("of")[:10]}
-        return StreamingResponse(self._told(wants), media_type="text/event-stream")
+        return StreamingResponse(self.told(wants), media_type="text/event-stream")
 
-    async def _told(self, wants: Collection[str]) -> AsyncGenerator[bytes]:
+    async def told(self, wants: Collection[str]) -> AsyncGenerator[bytes]:
+        """What a page is told that shows what it `wants`, until it is closed."""
         with self._viewing(wants) as viewer:
             async with contextlib.aclosing(viewer.told()) as told:
                 async for line in told:

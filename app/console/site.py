@@ -112,5 +112,7 @@ def _live(scope: Scope) -> bool:
 
 
 async def _nothing(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return message(request, "There is nothing at this address.", status=status, more=[("Waiting", f"{PREFIX}/")])
+    assert isinstance(error, HTTPException)
+    nothing = error.status_code in {404, 405}
+    said = "There is nothing at this address." if nothing else f"The request cannot be read: {error.detail}."
+    return message(request, said, status=error.status_code, more=[("Waiting", f"{PREFIX}/")])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import re
 import threading
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -26,6 +27,8 @@ from shellback.console.terminal import Terminals
 from shellback.storage import accounts, sessions, tables
 from shellback.storage.accounts import ROLES, Role
 from shellback.work.approvals import approvals
+from shellback.work.queue import stream
+from shellback.work.queue.stream import Event
 from tests.commands import facts, shellback, told
 from tests.consoles import PASSWORD, Crowd, Visitor, asked, invited
 from tests.databases import TEMPLATE
@@ -277,6 +280,51 @@ def test_an_open_page_is_told_of_a_decision_that_was_made_elsewhere(
     assert "denied by" in people["viewer"].get(f"/requests/{request.id}").text
 
 
+class Counted(Local):
+    """A client that counts the readers of all events, and says when one has looked."""
+
+    readers = 0
+
+    def __init__(self, place: Stage) -> None:
+        super().__init__(lambda: contextlib.nullcontext(place.where))
+        self.looked = asyncio.Event()
+
+    async def news(self) -> AsyncGenerator[list[Event]]:
+        self.readers += 1
+        async with contextlib.aclosing(super().news()) as news:
+            async for events in news:
+                self.looked.set()
+                yield events
+
+
+async def heard(page: AsyncGenerator[bytes]) -> str:
+    """The first thing that a page is told but that it has connected."""
+    async with asyncio.timeout(30):
+        async for line in page:
+            if (name := line.decode().partition("\n")[0].removeprefix("event: ")) != "back":
+                return name
+    raise AssertionError
+
+
+@pytest.mark.anyio
+async def test_one_reader_serves_all_open_pages_and_each_hears_of_what_it_shows(place: Stage) -> None:
+    local = Counted(place)
+    changes = Changes(local)
+    pages = [changes.told(["decisions", f"conversation page-{number}"]) for number in range(20)]
+    hearing = [asyncio.create_task(heard(page)) for page in pages]
+    await local.looked.wait()
+    place.write(stream.note, "page-7", "", 0, "alarm", {"text": "x"})
+    assert await hearing[7] == "conversation"
+    place.write(stream.note, "elsewhere", "", 0, "decision", {"id": "x"})
+    others = await asyncio.gather(*hearing[:7], *hearing[8:])
+    assert {*others} == {"decisions"}
+    assert local.readers == 1
+    for page in pages:
+        await page.aclose()
+    await changes.close()
+    await local.close()
+
+
 def test_what_is_open_ends_with_its_login(place: Stage, crowd: Crowd) -> None:
     person = crowd.person("leaving", "viewer")
     stream = Stream(person)
@@ -312,7 +360,7 @@ def test_a_browser_may_do_nothing_but_show_the_pages(people: dict[Role, Visitor]
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
-    page = people["viewer"].get("/").text
+    page = people["viewer"].get("/account").text
     assert re.findall(r"<script(?![^>]* src=\"/console/static/)|<style| style=| on\w+=", page) == []
     assert people["viewer"].get("/").headers["cache-control"] == "no-store"
 
