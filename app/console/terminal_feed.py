@@ -52,7 +52,7 @@ KEPT: Final = 256 * 1024
 """Characters that are kept for viewers who come or are slow."""
 TAIL: Final = 16 * 1024
 """A viewer who is skipped ahead gets so many of them."""
-REST_S: Final = 0.05
+REST_S: Final = 0.1
 """The reader rests so long after much output. A viewer who was skipped ahead rests longer, the more there are."""
 MUCH: Final = 16 * 1024
 PING_S: Final = 15.0
@@ -159,7 +159,7 @@ class Feed:
                 if (found := self._new(viewer)) is not None:
                     yield found
                     if found[1].get("skipped"):
-                        await asyncio.sleep(5 * REST_S * (1 + len(self._viewers) / 10))
+                        await asyncio.sleep(2 * REST_S * (1 + len(self._viewers) / 10))
                 elif self._over is not None:
                     yield "end", self._over
                     return
