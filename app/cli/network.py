@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.options import conversation_option
-from shellback.cli.shared import Columns, json_option, load_settings, show, stamp, table_lines
+from shellback.cli.shared import Columns, json_option, load_settings, show, stamp, table_lines, wide_option
 from shellback.exec.core.display import visible_line
 from shellback.exec.wire.hosts import USUAL, entry, is_address, is_public
 
@@ -22,6 +22,7 @@ SHOWN: Final = 500
 @click.command()
 @conversation_option
 @click.option("--suggest", is_flag=True, help="Print `hosts` for [network] of shellback.toml with what is missing.")
+@wide_option
 @json_option
 def network(conversation: str | None, suggest: bool) -> None:
     """Show the newest 500 connections of commands with NETWORK=list, oldest first: those made, and those refused.
