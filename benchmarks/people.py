@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import itertools
+import os
+import pty
 import random
 import statistics
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +59,52 @@ def commands(options: Options) -> Mapping[str, Reading]:
         name: Reading(measured=ms(one), baseline=ms(bare), note="baseline: python -c pass")
         for name, one in zip(COMMANDS, took, strict=True)
     }
+
+
+def chat(options: Options) -> Mapping[str, Reading]:
+    """From the start of `chat` to its prompt, and from a key to its echo, on a terminal beside a worker."""
+    began_s: list[float] = []
+    pressed_s: list[float] = []
+    with stage(options) as on:
+        for _ in range(options.samples(10)):
+            began = time.perf_counter()
+            with _chat(on) as terminal:
+                _read_until(terminal, b">")
+                began_s.append(time.perf_counter() - began)
+                for key in b"shellback":
+                    pressed = time.perf_counter()
+                    os.write(terminal, bytes([key]))
+                    _read_until(terminal, bytes([key]))
+                    pressed_s.append(time.perf_counter() - pressed)
+    return {
+        "chat": Reading(measured=ms(statistics.median(began_s)), note=_longest(began_s)),
+        "keystroke in chat": Reading(measured=ms(statistics.median(pressed_s)), note=_longest(pressed_s)),
+    }
+
+
+@contextlib.contextmanager
+def _chat(on: Stage) -> Generator[int]:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(on.where.root)
+        program = str(Path(sys.executable).with_name("shellback"))
+        os.execve(program, [program, "chat"], {**on.environ, "TERM": "xterm-256color"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    try:
+        yield terminal
+        os.write(terminal, b"\x03\x04")
+        with contextlib.suppress(OSError):  # how the end of a terminal reads
+            while os.read(terminal, 65536):
+                pass
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
+def _read_until(terminal: int, text: bytes) -> None:
+    found = b""
+    while text not in found:
+        found += os.read(terminal, 65536)
 
 
 def starts(options: Options) -> Mapping[str, Reading]:
@@ -146,6 +198,14 @@ BENCHES = (
                 limit=300.0 if "--wait" in words else 150.0,
             )
             for name, words in COMMANDS.items()
+        ),
+    ),
+    Bench(
+        name="chat",
+        run=chat,
+        figures=(
+            Figure(name="chat", says="`shellback chat` from its start to its prompt, beside a worker", limit=400.0),
+            Figure(name="keystroke in chat", says="a key in `chat` until the terminal has its echo", limit=10.0),
         ),
     ),
     Bench(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shellback.checks import database, leftovers, machine, program
 from shellback.checks.check import Check
 from shellback.checks.filesystems import filesystem
@@ -16,7 +18,7 @@ from shellback.wiring import wiring
 from shellback.wiring.wiring import Place
 from shellback.work.hosts import roster
 
-__all__ = ["Check", "all_checks", "live_checks"]
+__all__ = ["Check", "all_checks", "live_checks", "verdict"]
 
 
 def all_checks(settings: Settings) -> list[Check]:
@@ -61,6 +63,17 @@ def _in_database(where: Place, hello: Message | None) -> list[Check]:
         found.append(Check("supervisor", "fail", str(error)))
     pid = None if hello is None else int(hello["pid"])
     return [*found, *surroundings(pid, workers, external=where.settings.supervisor == "external")]
+
+
+def verdict(found: Sequence[Check]) -> str:
+    """One line: whether all is well, or else how much is not, and what to do first."""
+    for state, name in (("fail", "problem"), ("warn", "warning")):
+        those = [check for check in found if check.state == state]
+        if those:
+            first = those[0]
+            count = f"1 {name}" if len(those) == 1 else f"{len(those)} {name}s"
+            return f"{count}; first {first.name}: {first.remedy or first.text}"
+    return "fine: nothing to do"
 
 
 def live_checks(settings: Settings) -> list[Check]:

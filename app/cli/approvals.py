@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from shellback.cli.asking import asking
+from shellback.cli.cards import painted
 from shellback.cli.options import conversation_option, request_ids
 from shellback.cli.shared import (
     Cells,
     Columns,
     Refused,
     Whole,
-    columns,
     json_option,
     laid_out,
     opened,
@@ -25,10 +24,11 @@ from shellback.cli.shared import (
     table_of,
     utf8,
     wants_json,
+    wide_option,
 )
 from shellback.cli.watching import watch, watch_option
 from shellback.client.caller import me
-from shellback.exec.core.display import age, folded, request_lines, shown_line, subject, visible_line
+from shellback.exec.core.display import age, shown_line, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.policy.rules.rule import Rule
@@ -54,6 +54,7 @@ def approvals() -> None:
 @conversation_option
 @click.option("--all", "everything", is_flag=True, help="Include decided, used and expired requests.")
 @watch_option
+@wide_option
 @json_option
 def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     """List requests that wait for a decision.
@@ -117,7 +118,9 @@ def _table(found: Sequence[Request]) -> list[str | Cells]:
 
 def _what(one: Request) -> str:
     """The call on one line, never cut."""
-    return shown_line(subject(one.display) or json.dumps(one.changed_args or one.args))
+    from shellback.work.approvals.showing import headline
+
+    return shown_line(headline(one))
 
 
 def _line(one: Request) -> str:
@@ -140,7 +143,7 @@ def show_(request_id: str) -> None:
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
         fresh = Freshness(where)
-    lines = [*folded(whole(request), columns()), *fresh.lines()]
+    lines = [*painted(whole(request)), *fresh.lines()]
     show(facts_of(request) | fresh.fact(), lines)
 
 
@@ -229,11 +232,3 @@ def _say(facts: dict[str, Any], wanted: str) -> None:
 def facts_of(request: Request) -> dict[str, Any]:
     """A request for programs: its exact values, and the text shown to people."""
     return {**asdict(request), "shown": request.shown}
-
-
-def wanted(request: Request) -> list[str]:
-    """The lines of a call that waits, nothing cut."""
-    changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
-    who = f"{shown_line(request.tool_name)} wants to run" if request.of_call else "a command wants to connect"
-    head = f"? {who}{changed}, and waits for you ({request.id}):"
-    return [head, *request_lines(request.display)]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import click
 
+from shellback.cli.cards import painted
 from shellback.cli.policy import around
 from shellback.cli.rules import kept
-from shellback.cli.shared import PENDING, Refused, columns, until, utf8, wants_json
+from shellback.cli.shared import PENDING, Refused, until, utf8, wants_json
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import KINDS
-from shellback.exec.core.display import folded, shown_line, subject
+from shellback.exec.core.display import shown_line, subject
 from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Rule
 from shellback.work.approvals.showing import whole
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 PROPOSED_S: Final = 30.0
 """The time in which a worker has to propose the call with changed arguments."""
 SURFACE: Final = "cli"
+DAYS: Final = 30
+"""A remembered rule expires after so many days, unless a person says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,8 @@ class Approving:
 
     where: Place
     enqueuer: Enqueuer
-    yes: bool
+    yes: bool = False
+    surface: str = SURFACE
 
     def change(self, request_id: str, arguments: dict[str, Any]) -> str:
         """Have a worker propose the call with these arguments, show it and ask; returns the digest of the shown call.
@@ -55,16 +59,22 @@ class Approving:
         database = self.where.database
         before = database.read_now(requests.get, request_id)
         args = {**(before.changed_args or before.args), **arguments}
-        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "args": args}
-        changed = requests.settle(database, self.enqueuer, before.id, "changed", **how)
-        if changed.state != "changed":
-            raise Refused(f"{changed.id} is {changed.state}: the decision came too late. Nothing runs")
-        request = self._proposed(changed)
-        self._tell(*folded(whole(request), columns()))
+        request = self._proposed(self.propose(before, args))
+        self._tell(*painted(whole(request)))
         if refused := request.display.get("refused"):
             raise Refused(f"the changed call {request.id} would be refused: {refused}. Change it again, or deny it")
         self._confirm(f"shellback approvals approve {request.id} --digest {request.digest}")
         return request.digest
+
+    def propose(self, request: Request, args: dict[str, Any]) -> Request:
+        """Have a worker propose the call with `args`, whose proposal waits in its place; Refused if it is decided."""
+        from shellback.work.approvals import approvals as requests
+
+        how: dict[str, Any] = {"by": me(), "surface": self.surface, "args": args}
+        changed = requests.settle(self.where.database, self.enqueuer, request.id, "changed", **how)
+        if changed.state != "changed":
+            raise Refused(f"{changed.id} is {changed.state}: the decision came too late. Nothing runs")
+        return changed
 
     def _proposed(self, changed: Request) -> Request:
         from shellback.work.approvals import approvals as requests
@@ -102,15 +112,24 @@ class Approving:
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
             raise Refused(f"approval request {request.id} has changed since you saw it: show it again")
-        made = self._of_call if request.of_call else _of_connection
-        rules = made(request, everywhere=everywhere, days=days)
-        if not rules:
-            raise Refused(
-                "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
-            )
-        self._tell("rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules))
+        rules = self.rules(request, everywhere=everywhere, days=days)
+        self._tell(*offered(rules))
         self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
         return request.digest, rules
+
+    def rules(self, request: Request, *, everywhere: bool = False, days: int = DAYS) -> Sequence[Rule]:
+        """The rules for exactly this call.
+
+        Raises:
+            InvalidCommand: No rule can be made; the message says why.
+            Refused: None is needed.
+        """
+        made = self._of_call if request.of_call else _of_connection
+        if rules := made(request, everywhere=everywhere, days=days):
+            return rules
+        raise Refused(
+            "no rule is needed: all commands of this call are read-only and run in the sandbox without approval"
+        )
 
     def _of_call(self, request: Request, *, everywhere: bool, days: int) -> Sequence[Rule]:
         from shellback.exec.policy.rules.remember import rules_for
@@ -143,7 +162,7 @@ class Approving:
         """Approve, and save the rules, in one transaction; returns the outcome."""
         from shellback.work.approvals import approvals as requests
 
-        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
+        how: dict[str, Any] = {"by": me(), "surface": self.surface, "scope": scope, "digest": digest}
         saved: list[Rule] = []
 
         def remember(conn: sa.Connection, request: Request) -> None:
@@ -173,6 +192,11 @@ class Approving:
     def _leave(self, text: str) -> NoReturn:
         click.echo(text, err=True)
         sys.exit(PENDING)
+
+
+def offered(rules: Sequence[Rule]) -> list[str]:
+    """The lines that show rules before they are saved."""
+    return ["rules to save:", *(f"  {shown_line(rule.described())}" for rule in rules)]
 
 
 def _of_connection(request: Request, *, everywhere: bool, days: int) -> Sequence[Rule]:

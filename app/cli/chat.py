@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
+import re
 import signal
 import sys
 import time
-from collections import deque
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.approvals import wanted
+from shellback.cli.cards import wrapped
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
+from shellback.cli.overview import Overview
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
-from shellback.cli.terminal.line_editor import Line, LineEditor
-from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
+from shellback.cli.terminal.line_editor import Line
+from shellback.cli.terminal.screen import PROMPT, Lines, PlainSeat, Screen, Seat
 from shellback.client.caller import me
 from shellback.client.following import Events, Position
 from shellback.client.freshness import home_of, waits, worker_lives
 from shellback.client.messages import Waiting
+from shellback.environment import plain_terminal
 from shellback.exec.core.display import folded, shown, shown_line
-from shellback.wiring.choice import check_workspace
+from shellback.exec.core.errors import ExecError
 from shellback.work.errors import WorkError
 
 if TYPE_CHECKING:
+    from shellback.cli.deciding import Asked
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
-    from shellback.work.approvals.approvals import Decision, Request, Scope
+    from shellback.work.approvals.approvals import Request
     from shellback.work.approvals.sending import Sent
     from shellback.work.queue.mailbox import Workspace
     from shellback.work.queue.queues import Enqueuer
@@ -42,15 +47,18 @@ READ_S: Final = 0.7
 """The time between a request and its question, so that a key meant for something else is not an answer."""
 AGAIN_S: Final = 5.0
 """A second Ctrl-C within this time leaves."""
-HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; other text is sent after you decide"
-HOW_SESSION: Final = "s allows this and all further input, without asking, until the process ends"
-HOW_HOST: Final = "s allows this and all further connections of this conversation to it, without asking"
 UNASKED: Final = "not an answer: it was pasted, or typed before the question was shown. Type it again to decide"
 HELP: Final = (
     "a line is a message to the agent; a paste is one message, sent with Enter; Alt-Enter begins a new line in it",
-    "while a call waits, type y, n or n REASON to decide it (s if it is offered); a pasted answer does not count",
-    "Ctrl-C stops the running turn; Ctrl-C twice in five seconds, exit, quit or Ctrl-D leaves; processes keep running",
+    "while a call waits, type a letter that the question names, and Enter; a pasted answer does not count",
+    "/ps lists processes, /waiting shows the call that waits, /stop stops the turn, /help shows this, /quit leaves",
+    "Ctrl-C clears the line, or stops the running turn; twice at an empty line, exit, quit or Ctrl-D leaves;"
+    " processes keep running",
 )
+WORDS: Final = {"yes": "y", "no": "n", "/approve": "y", "/deny": "n", "/edit": "e", "/details": "d"}
+"""Other words for the letters."""
+COMMANDS: Final = ("/help", "/quit", "/stop", "/ps", "/waiting", *(word for word in WORDS if word[0] == "/"))
+_NO_MESSAGE: Final = re.compile(r"/[a-z]+\Z")
 
 
 @click.command()
@@ -64,8 +72,8 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
 
     If no worker is alive, chat starts one as a child and stops it at the end. Processes keep running.
 
-    A paste is one message and never an answer; Alt-Enter begins a new line in a message. Ctrl-C stops the running
-    turn. A second Ctrl-C, exit, quit or Ctrl-D leaves. help repeats this.
+    A paste is one message and never an answer; Alt-Enter begins a new line in a message. Ctrl-C clears the line, or
+    stops the running turn. Two at an empty line, exit, quit or Ctrl-D leave. /help repeats this.
 
     Without a terminal, chat reads one message per line, waits for each answer and asks nothing. Use `send -` for a
     message of several lines. The exit code is then the highest of: 0 answered, 3 a call waits for approval, 4 set
@@ -77,32 +85,49 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.wiring import wiring
-    from shellback.wiring.spaces import bound
     from shellback.work.approvals.sending import require_name
+    from shellback.work.queue import stream
     from shellback.work.queue.mailbox import workspace_of
 
     require_name(conversation)
     settings = lasting_settings()
     with handled(_leave, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
         if not worker_lives(where):
+            from shellback.wiring.choice import check_workspace
+
             make_default(settings)
             check_workspace(settings)
         wanted = known = where.database.read_now(workspace_of, conversation)
         if workspace is not None:
+            from shellback.wiring.spaces import bound  # the tools, and with them the agent framework: slow
+
             wanted = bound(settings, workspace).of(conversation)
         if known not in {None, wanted}:
             raise Refused(
                 f"conversation {conversation} works in workspace {known} since its start, not in {wanted}: leave"
                 " --workspace out, or give another name with --conversation"
             )
-        with a_worker(where) as ours, wiring.enqueuing(where) as enqueuer:
-            person = sys.stdin.isatty() and sys.stdout.isatty()
+        person = sys.stdin.isatty() and sys.stdout.isatty()
+        with a_worker(where) as ours:
             if person:
                 _greet(conversation, settings, wanted, ours=ours is not None)
             if ours is not None and ours.on_the_host and settings.enable_execute:
                 click.echo(f"commands run on the host, without a sandbox: {ours.on_the_host}", err=not person)
-            talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours, workspace=wanted)
-            code = talk.with_a_person() if person else talk.with_a_pipe()
+            # What happens from now on is shown: a person who sees the prompt counts on it.
+            since = where.database.read_now(stream.last_number)
+            # The queue is opened behind the prompt: loading it takes longer than all the rest.
+            with _seat() if person else contextlib.nullcontext() as seat, wiring.enqueuing(where) as enqueuer:
+                talk = Talk(
+                    where,
+                    enqueuer,
+                    conversation,
+                    by=me(),
+                    interrupt=interrupt,
+                    child=ours,
+                    since=since,
+                    workspace=wanted,
+                )
+                code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)
             if person and ours is not None:
                 click.echo("stopping the worker; a running turn ends first, processes keep running")
     sys.exit(code)
@@ -118,6 +143,14 @@ def _greet(conversation: str, settings: Settings, workspace: Workspace | None, *
         click.echo(f"commands run in {place}; each needs approval{but}")
     else:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
+
+
+def _seat() -> Seat:
+    if plain_terminal(by_kind=True):
+        return PlainSeat()
+    from shellback.cli.terminal.prompt import Prompt
+
+    return Prompt(COMMANDS)
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -136,52 +169,42 @@ class Talk:
     by: str
     interrupt: bool
     child: WorkerChild | None
+    since: int
+    """The number of the last event that is not shown."""
     workspace: Workspace | None = None
 
     def __post_init__(self) -> None:
-        from shellback.work.queue import stream
-
-        self._events = Events(
-            self.where.database, self.conversation, Position(self.where.database.read_now(stream.last_number))
-        )
+        self._events = Events(self.where.database, self.conversation, Position(self.since))
         self._own: set[str] = set()
-        self._asked: str | None = None
-        self._seen = ""
-        self._offer = ""
+        self._asked: Asked | None = None
         self._question: int | None = None
         self._ask_at = 0.0
+        self._edits = False
         self._pressed = -AGAIN_S
-        self._editor = LineEditor()
-        self._ended: deque[Line | None] = deque()
         self._alone = False
         self._looked = time.monotonic()
+        self._overview = Overview(self.where, self.conversation, self.workspace)
 
-    def with_a_person(self) -> int:
+    def with_a_person(self, seat: Seat) -> int:
         """Talk until Ctrl-D, `exit` or `quit`; returns 0, or 3 while calls wait for approval.
 
-        Ctrl-C stops the running turn; a second one, or two when no turn runs, raises KeyboardInterrupt.
+        Ctrl-C clears the line, or stops the running turn; two at an empty line, when no turn runs, raise
+        KeyboardInterrupt.
         """
-        interrupts = Interrupts()
-        with Keyboard() as keys, interrupts.caught():
-            self._screen = Screen(self._editor)
-            if (said := open_line(self.where)) is not None:
-                self._screen.said(said)
-            self._ask_next()
-            while True:
-                self._show_news()
-                self._ask(keys)
-                self._screen.rest()
-                self._look_for_the_worker()
-                if interrupts.taken():
-                    self._interrupted()
-                if not self._ended:
-                    data = keys.read(LOOK_S)
-                    self._ended += [None] if data is None else self._editor.feed(data)
-                while self._ended:
-                    line = self._ended.popleft()
-                    if line is None or self._take(line):
-                        self._screen.end_line()
-                        return self._left_open()
+        self._seat = self._screen = seat
+        if (said := open_line(self.where)) is not None:
+            seat.said(said)
+        self._ask_next()
+        while True:
+            self._show_news()
+            self._ask()
+            self._look_for_the_worker()
+            self._overview.show(seat)
+            if seat.interrupted():
+                self._interrupted()
+            for line in seat.read(LOOK_S):
+                if line is None or self._take(line):
+                    return self._left_open()
 
     def with_a_pipe(self) -> int:
         """Talk until the input ends and its last message is answered or waits; returns the highest exit code."""
@@ -202,53 +225,113 @@ class Talk:
                 code = max(code, self._answer_to(self._send(line.strip())))
 
     def _interrupted(self) -> None:
+        if self._edits:
+            self._edited("")
+        if self._seat.clear():
+            return
+        again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
+        if self._stop():
+            self._seat.line("stopping at the next step; Ctrl-C again leaves")
+        elif again:
+            raise KeyboardInterrupt
+        else:
+            self._seat.line("no turn runs; Ctrl-C again leaves")
+
+    def _stop(self) -> bool:
         from shellback.work.turn import stopping
 
         database = self.where.database
-        again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
-        if database.read_now(stopping.stoppable, self.conversation):
-            found = database.write_now(stopping.stop, self.enqueuer, self.conversation, by=self.by)
-            if found.reach is not None:
-                self._screen.line("stopping at the next step; Ctrl-C again leaves")
-                return
-        if again:
-            raise KeyboardInterrupt
-        self._editor.clear()
-        self._screen.line("no turn runs; Ctrl-C again leaves")
+        if not database.read_now(stopping.stoppable, self.conversation):
+            return False
+        return database.write_now(stopping.stop, self.enqueuer, self.conversation, by=self.by).reach is not None
 
     def _take(self, line: Line) -> bool:
         """Carry out a line; True if it leaves."""
-        self._screen.entered(line.text)
+        self._seat.entered(line.text)
         self._pressed = -AGAIN_S
         text = line.text.strip()
-        command = text.lower() if line.question is not None else ""
-        if command in {"exit", "quit"}:
+        word = text.lower() if line.question is not None else ""
+        if word in {"exit", "quit", "/quit"} and not self._edits:
             return True
         try:
-            if command in {"help", "?"}:
-                self._screen.line("\n".join(HELP))
+            if self._edits:
+                self._edited(text)
+            elif word in {"help", "/help"} or (word == "?" and self._asked is None):
+                self._seat.line(wrapped(HELP))
+            elif _NO_MESSAGE.match(word) and word not in WORDS:
+                self._do(word)
             elif text:
                 self._hear(text, answers=self._question is not None and line.question == self._question)
-        except WorkError as error:
-            self._screen.said(str(error))
+        except (WorkError, ExecError, Refused) as error:
+            self._seat.said(str(error))
         return False
+
+    def _do(self, command: str) -> None:
+        """Carry out a command that begins with a slash."""
+        match command:
+            case "/stop":
+                self._seat.line("stopping at the next step" if self._stop() else "no turn runs")
+            case "/ps":
+                self._seat.said("\n".join(self._overview.processes()))
+            case "/waiting":
+                self._ask_next()
+                if self._asked is None:
+                    self._seat.line("nothing waits for approval")
+            case _:
+                near = difflib.get_close_matches(command, COMMANDS, 1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                self._seat.line(f"no command {command}: {hint}/help lists them; a blank before it sends it")
 
     def _hear(self, text: str, *, answers: bool) -> None:
         """Take a line as the decision about the shown call, or as a message."""
         word, _, reason = text.partition(" ")
-        asked, word, reason = self._asked, word.lower(), reason.strip()
-        denies = word in {"n", "no"}
-        approves = not reason and word in ({"y", "yes", "s"} if self._offer else {"y", "yes"})
-        if asked and answers and approves:
-            self._decide(asked, "approved", None, scope="session" if word == "s" else "once")
-        elif asked and answers and denies:
-            self._decide(asked, "denied", reason or None)
-        elif asked and not reason and (approves or denies):
-            self._screen.line(UNASKED)
+        letter, reason = WORDS.get(word.lower(), word.lower()), reason.strip()
+        asked = self._asked
+        known = asked is not None and letter in asked.letters and (not reason or letter == "n")
+        if asked is not None and known and letter in "d?":
+            self._seat.line("\n".join([*asked.told(letter), asked.question()]))
+        elif asked is not None and known and answers:
+            self._decide(asked, letter, reason or None)
+        elif known and not reason:
+            self._seat.line(UNASKED)
         else:
             self._send(text)
-            if asked and not self.interrupt and self._offer != HOW_HOST:
-                self._screen.line("stored; the agent gets it after your y or n")
+            if asked and not self.interrupt and asked.request.of_call:
+                self._seat.line("stored; the agent gets it after your y or n")
+
+    def _decide(self, asked: Asked, letter: str, reason: str | None) -> None:
+        match letter:
+            case "e":
+                self._edits = True
+                self._seat.line(
+                    "change the call and press Enter; it is shown again before it runs. Ctrl-C changes nothing"
+                )
+                self._seat.prefill(asked.editable())
+            case "r":
+                self._seat.line("\n".join(asked.offer()))
+                self._ask_in_time()
+            case "n" if asked.rules:
+                asked.rules = ()
+                self._ask_in_time()
+            case _:
+                try:
+                    if letter == "n":
+                        asked.deny(reason)
+                    else:
+                        for line in asked.approve("session" if letter == "a" else "once"):
+                            self._seat.line(line)
+                finally:
+                    self._ask_next()
+
+    def _edited(self, text: str) -> None:
+        self._edits = False
+        if self._asked is not None and text and text != self._asked.editable():
+            self._asked.change(text)
+            self._seat.line("changed; a worker proposes it, and you decide about it then")
+            self._ask_next()
+        elif self._asked is not None:
+            self._seat.line("not changed")
+            self._ask_in_time()
 
     def _send(self, line: str) -> Sent:
         from shellback.work.approvals import sending
@@ -275,39 +358,28 @@ class Talk:
         self._show_news()
         return OF_A_FATE.get(fate, 0)
 
-    def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
-        from shellback.work.approvals import approvals
-
-        how: dict[str, Any] = {"by": self.by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
-        try:
-            approvals.settle(self.where.database, self.enqueuer, request_id, decision, **how)
-        finally:
-            self._ask_next()
-
     def _ask_next(self) -> None:
         """Show the next waiting call: one at a time, so that a `y` is always about the call shown last."""
-        from shellback.work.approvals import approvals
+        from shellback.cli.deciding import Asked
 
+        # The row, not the event: an event may be cut, and a person must see everything that they approve.
         waiting = self._pending()
-        self._asked = waiting[0].id if waiting else None
+        self._asked = Asked(self.where, self.enqueuer, waiting[0], self.by) if waiting else None
+        self._ask_in_time()
+        if self._asked is not None:
+            self._screen.line("\n".join(self._asked.card()))
+
+    def _ask_in_time(self) -> None:
+        """Ask about the shown call as soon as a person may have read it."""
         self._question = None
         self._ask_at = time.monotonic() + READ_S
-        if waiting:
-            # The row, not the event: an event may be cut, and a person must see everything that they approve.
-            self._seen = waiting[0].digest
-            wider = HOW_SESSION if waiting[0].of_call else HOW_HOST
-            self._offer = "" if approvals.why_not_for_session(waiting[0]) else wider
-            for line in folded(wanted(waiting[0]), columns()):
-                self._screen.line(line)
 
-    def _ask(self, keys: Keyboard) -> None:
+    def _ask(self) -> None:
         """Ask about the shown call. Text typed before the question is drawn does not answer it."""
-        if self._asked is None or self._question is not None or time.monotonic() < self._ask_at:
+        if self._asked is None or self._edits or self._question is not None or time.monotonic() < self._ask_at:
             return
-        # Read just before drawing: reading after it would take an answer for text typed earlier.
-        self._ended += self._editor.feed(keys.typed())
-        self._question = self._editor.asked()
-        self._screen.line(f"{HOW}\n{self._offer}" if self._offer else HOW)
+        self._question = self._seat.asked()
+        self._seat.line(self._asked.question())
 
     def _pending(self) -> list[Request]:
         from shellback.work.approvals import approvals
@@ -317,7 +389,8 @@ class Talk:
     def _left_open(self) -> int:
         waiting = self._pending()
         if waiting:
-            click.echo(f"{len(waiting)} call(s) still wait for approval: see `shellback approvals list`")
+            self._seat.line(f"{len(waiting)} call(s) still wait for approval: see `shellback approvals list`")
+        self._seat.end_line()
         return PENDING if waiting else 0
 
     def _look_for_the_worker(self) -> None:
@@ -340,6 +413,7 @@ class Talk:
 
     def _show_news(self) -> None:
         for event, _ in self._events.new():
+            self._overview.changed()
             self._show(event)
 
     def _show(self, event: Event) -> None:  # noqa: C901, PLR0912 - a table of kinds
@@ -352,14 +426,19 @@ class Talk:
             case "text":
                 self._screen.piece(payload["text"])
             case "tool_call":
-                for line in folded(_called(payload), columns()):
-                    self._screen.line(line)
-            case "approval" if self._asked is None:
-                self._ask_next()
+                called = _called(payload)
+                self._overview.began(called[0])
+                self._screen.line("\n".join(folded(called, columns())))
+            case "tool_result":
+                self._overview.ended()
+            case "approval":
+                self._overview.ended()
+                if self._asked is None:
+                    self._ask_next()
             case "decision":
                 if payload["by"] != self.by or payload["decision"] == "superseded":
                     self._screen.said(f"{payload['id']} {payload['decision']} by {payload['by']}")
-                if payload["id"] == self._asked:
+                if self._asked is not None and payload["id"] == self._asked.request.id:
                     self._ask_next()
             case "exit":
                 self._screen.said(f"! process {payload['session_id']} ended: {_end(payload)}")
@@ -368,6 +447,7 @@ class Talk:
             case "watch":
                 self._screen.said(f"! {watch_line(payload)}")
             case "answer":
+                self._overview.ended()
                 self._screen.end_line()
             case "stopping" if payload["by"] != self.by:
                 self._screen.said(f"{payload['by']} stops the turn")

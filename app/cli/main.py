@@ -85,6 +85,17 @@ class Lazy(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name one that is written alike."""
+        import difflib
+
+        near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, 1)
+        if near:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands from the tables, without importing any."""
         for title, commands in SECTIONS.items():
@@ -96,11 +107,13 @@ class Lazy(click.Group):
     cls=Lazy,
     # Our colours pass by `drawn`. If click removed colours, parts of a command's output would be lost.
     context_settings={"help_option_names": ["-h", "--help"], "color": True},
+    invoke_without_command=True,
     epilog="Settings come from the environment and from .env; .env.example explains each. "
     f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in MEANING.items())}.",
 )
 @click.version_option(package_name="shellback")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Shell tools for queued agents: start a worker, talk to the agent, approve its commands.
 
     \b
@@ -110,7 +123,17 @@ def cli() -> None:
       shellback approvals list             calls that wait for approval
       shellback ps                         running processes
       shellback doctor                     problems and their remedies
+      shellback                            what waits, what runs, what is wrong
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if ctx.invoked_subcommand is not None:
+        return
+    if not sys.stdout.isatty():
+        click.echo(ctx.get_help(), err=True)
+        sys.exit(CANNOT)
+    from shellback.cli.now import lines
+
+    for line in lines():
+        click.echo(line)
 
 
 def main(argv: Sequence[str] | None = None) -> Any:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
-from typing import IO, Any, Final, Literal, NoReturn, cast
+from typing import IO, Any, Final, Literal, NoReturn, TextIO, cast
 
 from shellback.exec.core.display import escaped, visible
 
 # Random in each process, so that no other text can contain it.
 _OURS: Final = f"\0{os.urandom(16).hex()}\0"
 _STYLES: Final = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ASCII: Final = codecs.lookup("ascii").name
 
 
@@ -88,6 +90,16 @@ def styled(text: str, how: Literal["bold", "red", "green", "yellow"]) -> str:
 
     begin = "" if plain_terminal() else drawn(f"\x1b[{_STYLES[how]}m")
     return begin + text + drawn("\x1b[0m") if begin else text
+
+
+def dyed(text: str) -> str:
+    """Text whose colours pass to the terminal unchanged; it has been made visible before it was coloured."""
+    return _COLOUR.sub(lambda found: f"{_OURS}{found[0]}{_OURS}", text)
+
+
+def painter() -> TextIO:
+    """The terminal itself, for a library that draws cells and replaces control characters in them."""
+    return open(sys.stdout.fileno(), "w", encoding="utf-8", errors="replace", newline="", closefd=False)
 
 
 def undrawn(text: str) -> str:

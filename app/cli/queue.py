@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.asking import asking
-from shellback.cli.shared import Cells, Columns, json_option, laid_out, show, table_of, wants_json
+from shellback.cli.shared import Cells, Columns, json_option, laid_out, show, table_of, wants_json, wide_option
 from shellback.exec.core.display import age
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _REMEDIES = {
 
 @click.command()
 @click.option("--all-hosts", is_flag=True, help="Include every host of this database.")
+@wide_option
 @json_option
 def queue(all_hosts: bool) -> None:
     """Show waiting items by priority and age, running turns, and blocked conversations.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines, wants_json
+from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines, wants_json, wide_option
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 @click.command()
 @click.option("--changed", is_flag=True, help="Only settings that the environment or .env sets.")
+@wide_option
 @json_option
 def config(changed: bool) -> None:
     """Show every setting, its value and its source; passwords and keys are hidden.
@@ -85,11 +86,12 @@ def _values(settings: Settings) -> list[tuple[str, Any, str]]:
 def doctor(live: bool) -> None:
     """Check everything that a worker needs; name each problem and its remedy.
 
-    Nothing is changed, except that the state directory is created. Exit code 0 if no check fails, else 2.
+    The last line says how much is wrong and what to do first. Nothing is changed, except that the state directory is
+    created. Exit code 0 if no check fails, else 2.
 
     --live is quick: use it as the health check of a container or monitor.
     """
-    from shellback.checks import all_checks, live_checks
+    from shellback.checks import all_checks, live_checks, verdict
 
     found: list[Check] = (live_checks if live else all_checks)(load_settings())
     failed = any(check.state == "fail" for check in found)
@@ -97,6 +99,7 @@ def doctor(live: bool) -> None:
     for check in found:
         lines.append(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
         lines += [f"      {visible_line(check.remedy)}"] if check.remedy else []
+    lines.append(visible_line(verdict(found)))
     show({"ok": not failed, "checks": [asdict(check) for check in found]}, lines)
     sys.exit(2 if failed else 0)
 

@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
 from shellback.cli.output import styled
-from shellback.exec.core.display import shown_line
+from shellback.exec.core.display import folded, shown_line
 
 if TYPE_CHECKING:
     from shellback.exec.core.ports import SupervisorPort
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S: Final = 0.05
+LEAST_COLUMNS: Final = 30
+"""The last column of a table gets at least so many columns of the terminal before others are left out."""
 Columns = dict[str, str | Callable[[T], object]]
 """The columns of a table by heading: the name of an attribute of a row, or a function of a row."""
 
@@ -71,6 +73,19 @@ def json_flag(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]
 
 
 json_option = json_flag("Print JSON instead of text.")
+
+
+def _note_wide(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta["wide"] = value
+
+
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_wide,
+    help="Show all columns, also those that do not fit.",
+)
 
 
 def wants_json() -> bool:
@@ -277,16 +292,36 @@ def table_of(rows: Iterable[T], columns: Columns[T]) -> Cells:
 
 
 def laid_out(parts: Iterable[str | Cells]) -> Iterator[str]:
-    """The lines of an answer; names of states in tables are coloured."""
+    """The lines of an answer; names of states in tables are coloured, and tables fit the terminal (see `--wide`)."""
+    ctx = click.get_current_context(silent=True)
+    width = None if ctx is not None and ctx.meta.get("wide") else columns()
     for part in parts:
         if isinstance(part, str):
             yield part
             continue
         widths = [max(map(len, column)) for column in zip(*part, strict=True)]
+        kept = _fitting(widths, width)
         for number, cells in enumerate(part):
-            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            padded = [cells[at].ljust(widths[at]) for at in kept]
             padded[-1] = padded[-1].rstrip()
-            yield "  ".join(map(coloured, padded) if number else padded).rstrip()
+            row = "  ".join(padded).rstrip()
+            if width is not None and len(row) > width:
+                yield from folded([row], width)
+            else:
+                yield "  ".join(map(coloured, padded) if number else padded).rstrip()
+        if len(kept) < len(widths):
+            yield f"--wide also shows {', '.join(head for at, head in enumerate(part[0]) if at not in kept)}"
+
+
+def _fitting(widths: Sequence[int], width: int | None) -> list[int]:
+    """The columns that fit: the last one, which is what a row is about, and of the others the first ones."""
+    kept = [*range(len(widths))]
+    while width is not None and len(kept) > 2:
+        needs = sum(widths[at] + 2 for at in kept[:-1]) + min(widths[kept[-1]], LEAST_COLUMNS)
+        if needs <= width:
+            break
+        del kept[-2]
+    return kept
 
 
 def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:

@@ -24,6 +24,7 @@ from shellback.cli.shared import (
     show,
     stamp,
     table_lines,
+    wide_option,
 )
 from shellback.exec.core.display import age
 from shellback.exec.core.errors import SupervisorAbsent
@@ -158,6 +159,7 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Include stopped and dead workers.")
+@wide_option
 @json_option
 def workers(everything: bool) -> None:
     """List workers with host, process, state, version and last heartbeat.

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Columns, Refused, json_option, load_settings, opened, show, table_lines, utf8
+from shellback.cli.shared import (
+    Columns,
+    Refused,
+    json_option,
+    load_settings,
+    opened,
+    show,
+    table_lines,
+    utf8,
+    wide_option,
+)
 from shellback.exec.core.display import visible_line
 from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
 
@@ -41,6 +51,7 @@ def workspaces() -> None:
 
 
 @workspaces.command("list")
+@wide_option
 @json_option
 def list_() -> None:
     """List workspaces with path, state, and number of conversations. `usable`, or why commands cannot work there."""

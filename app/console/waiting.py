@@ -66,11 +66,12 @@ class Waiting:
 def told(one: Approval) -> dict[str, Any]:
     """What a card shows of a request: its facts, and the lines that every surface shows."""
     request = approvals.Request(**{name: getattr(one, name) for name in approvals.Request.__dataclass_fields__})
-    lines = showing.about(request)
-    whole = sum(map(len, lines)) <= WHOLE_CHARS
+    lines, details = showing.card(request, counted=False), showing.details(request)
+    whole = sum(map(len, (*lines, *details))) <= WHOLE_CHARS
     return {
         "of": one,
         "lines": lines,
+        "details": details,
         "first": lines if whole else "\n".join(lines)[:WHOLE_CHARS].split("\n"),
         "whole": whole,
         "for_session": one.state == "pending" and approvals.why_not_for_session(request) is None,

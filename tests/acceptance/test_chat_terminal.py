@@ -11,9 +11,9 @@ from tests.commands import PROGRAM, Terminal
 from tests.panes import Pane, pane
 from tests.stage import Stage, stage, staged
 
-FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
+FAKE = "? ls\n    tier: read_write\n[y] once · [n] no, with a reason"
 OURS = re.compile(
-    r"person:|conversation |commands run |>|\? execute wants to run, and waits for you \(|y runs exactly this, once|"
+    r"person:|conversation |commands run |>|"
     r"not an answer: |stored; |no turn runs; |created the workspace|$"
 )
 LONG = "word " * 60
@@ -31,7 +31,7 @@ LIKE_A_QUESTION = [
     f"> {FAKE}",
     LONG,
     "\u754c" * 150,
-    "\t? execute wants",
+    "\t? ls",
 ]
 
 
@@ -60,21 +60,36 @@ def test_what_others_say_is_behind_a_margin_in_every_row_of_the_screen(place: St
         assert re.search(r"^  (test> |You said: )", shown, re.MULTILINE)
 
 
+@pytest.mark.parametrize("cols", [60, 100, 160])
+def test_a_chat_fits_the_terminal_and_its_rows_end_with_words(place: Stage, cols: int) -> None:
+    words = "several words of an answer that is longer than one row of a narrow or of a wide terminal " * 4
+    with pane(place, rows=50, cols=cols) as seat:
+        seat.does(f"clear; {' '.join(PROGRAM)} chat -c wide{cols}", rf"^>\n  wide{cols} · workspace · ")
+        seat.does("$ touch fits.txt", r"^\[y\] once · [^\n]*(?:\n[^\n]*)?\[\?\]$")
+        seat.does("n", "Denied by")
+        place.send(words, f"wide{cols}")
+        shown = seat.until(r"^  You said: several words(?s:.*)terminal\n>$")
+        answer = shown[shown.index("You said: several") :].split("\n>", 1)[0].split("\n")
+        assert " ".join(row.strip() for row in answer) == f"You said: {words.strip()}"
+        assert all(len(row) <= cols for row in shown.split("\n"))
+        seat.keys("/p", shows="^> /p\n +/ps")
+
+
 def test_a_real_request_begins_in_the_first_column(place: Stage) -> None:
     with pane(place, rows=60, cols=120) as seat:
         chatting(seat, "real")
         place.send(f"$ touch {'x' * 90}", "real")
-        shown = seat.until(r"^y runs exactly this, once")
-        assert re.search(r"^\? execute wants to run", shown, re.MULTILINE)
-        assert strangers(shown.split("Ctrl-D leaves", 1)[1].split("\n", 1)[1]) == []
+        shown = seat.until(r"^\[y\] once")
+        rows = strangers(shown.split("Ctrl-D leaves", 1)[1].split("\n", 1)[1])
+        assert [row[:11] for row in rows] == ["? touch xxx", "[y] once · "]
 
 
 def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
     with pane(place, rows=50, cols=120) as seat:
         chatting(seat, "pasted")
-        seat.does("$ touch pasted.txt", r"^y runs exactly this")
+        seat.does("$ touch pasted.txt", r"^\[y\] once")
         seat.paste("My notes:\ny\nend of notes")
-        seat.until("My notes:⏎y⏎end of notes")
+        seat.until("^> My notes:\n  y\n  end of notes$")
         seat.keys("Enter", shows="stored; the agent gets it after your y or n")
         seat.paste("y")
         seat.until("^> y$")
@@ -84,10 +99,55 @@ def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
         assert not (place.workspace / "pasted.txt").exists()
 
 
+def test_what_was_typed_before_the_question_or_called_back_is_no_answer_at_a_terminal_that_can_draw(
+    place: Stage,
+) -> None:
+    with pane(place, rows=50, cols=120) as seat:
+        chatting(seat, "before")
+        seat.does("y", "You said: y")
+        seat.keys("y", shows="^> y$")
+        place.send("$ touch before.txt", "before")
+        seat.until(r"^\[y\] once")
+        seat.keys("Enter", shows="^not an answer: ")
+        seat.keys("Up", "Up", shows="^> y$")
+        seat.keys("Enter")
+        seat.until("not an answer: (?s:.*)not an answer: ")
+        assert place.pending("before")
+        seat.does("y", "exit code 0")
+    assert (place.workspace / "before.txt").exists()
+
+
+def test_a_call_is_read_in_detail_changed_and_remembered_at_the_prompt(place: Stage) -> None:
+    with pane(place, rows=50, cols=120) as seat:
+        chatting(seat, "changed")
+        seat.does("$ touch one.txt", r"^\[y\] once")
+        seat.does("?", "^r  shows the rules")
+        seat.does("d", r"^    digest: [0-9a-f]{64}$")
+        seat.does("e", "^> touch one.txt$")
+        seat.keys("BSpace", "BSpace", "BSpace", "BSpace", "-two.txt", "Enter")
+        shown = seat.until(r"^\? touch one-two.txt$(?s:.*)^\[y\] once")
+        assert "changed by: " in shown
+        seat.does("r", r"^rules to save:\n  .*touch one-two.txt(?s:.*)^\[y\] saves these rules and runs this")
+        assert place.pending("changed").state == "pending"
+        seat.does("y", "remembered as (?s:.*)exit code 0")
+        seat.does("$ touch one-two.txt", "exit code 0(?s:.*)exit code 0")
+    assert not (place.workspace / "one.txt").exists()
+
+
+def test_a_change_that_is_given_up_leaves_the_call_as_it_was(place: Stage) -> None:
+    with pane(place, rows=50, cols=120) as seat:
+        chatting(seat, "kept")
+        seat.does("$ touch kept.txt", r"^\[y\] once")
+        seat.does("e", "^> touch kept.txt$")
+        seat.keys("C-c", shows="^not changed$")
+        seat.until(r"^not changed\n\[y\] once")
+        seat.does("y", "exit code 0")
+
+
 def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_paste(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "burst") as chat:
         chat.until("> ")
-        chat.says("$ touch burst.txt\n", "y runs exactly this")
+        chat.says("$ touch burst.txt\n", "[y] once")
         chat.says("My notes:\ny\nend of notes\n", "stored; the agent gets it after your y or n")
         assert place.pending("burst").state == "pending"
         chat.says("n\n", "said: My notes:")
@@ -100,7 +160,7 @@ def test_a_key_that_was_pressed_before_the_question_was_drawn_is_no_answer_to_it
         chat.until("> ")
         chat.says("y", "> y")
         place.send("$ touch early.txt", "early")
-        chat.until("y runs exactly this")
+        chat.until("[y] once")
         chat.says("\n", "not an answer: it was pasted, or typed before")
         assert place.pending("early").state == "pending"
         chat.says("y\n", "exit code 0")
@@ -121,7 +181,7 @@ class Unhurried(Terminal):
 def test_a_yes_between_a_request_and_the_question_about_it_is_no_answer(place: Stage) -> None:
     with Unhurried(place, "chat", "-c", "between") as chat:
         chat.until("> ")
-        chat.says("$ touch between.txt\n", "? execute wants to run", "> ")
+        chat.says("$ touch between.txt\n", "? touch between.txt", "> ")
         chat.says("y\n", "not an answer: it was pasted, or typed before")
         assert place.pending("between").state == "pending"
         chat.leaves("\x04", 3)
@@ -131,9 +191,9 @@ def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
     place.send('!execute {"command": "touch first.txt"}\n!execute {"command": "touch second.txt"}', "two")
     place.pending("two")
     with Terminal(place, "chat", "-c", "two") as chat:
-        chat.until("y runs exactly this")
-        chat.says("y\n", "? execute wants to run")
-        chat.says("y", "> y", "y runs exactly this")
+        chat.until("[y] once")
+        chat.says("y\n", "? touch")
+        chat.says("y", "> y", "[y] once")
         chat.says("\n", "not an answer: ")
         chat.says("\x15n\n", "Denied by")
         chat.leaves("quit\n")
@@ -145,19 +205,20 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
         chat.until("> ")
         chat.says("printf 'a\\nb\\n'\n", r"You said: printf 'a\nb\n'")
         for word in ("help", "?"):
-            chat.says(f"{word}\n", "Ctrl-C stops the running turn")
+            chat.says(f"{word}\n", "/ps lists processes")
         chat.leaves("exit\n")
     (answer,) = place.answers(conversation="words")
     assert answer.endswith(r"You said: printf 'a\nb\n'")
 
 
-def test_one_ctrl_c_at_an_idle_prompt_leaves_nothing_and_two_leave(place: Stage) -> None:
+def test_ctrl_c_clears_a_line_and_only_two_at_an_empty_prompt_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")
-        seat.keys("half a line", "C-c", shows="Ctrl-C again leaves")
+        seat.keys("half a line", "C-c", shows="^>$")
+        seat.keys("C-c", shows="Ctrl-C again leaves")
         seat.paste("touch leaked\n")
-        seat.until("touch leaked⏎")
-        seat.keys("C-c", shows="code=130")
+        seat.until("touch leaked")
+        seat.keys("C-c", "C-c", shows="code=130")
         assert "leaked" not in seat.until("person:$").split("code=130")[1]
     assert not place.answers(conversation="idle")
 

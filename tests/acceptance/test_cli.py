@@ -167,9 +167,7 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
     with Terminal(place, "chat", "-c", "talk") as chat:
         chat.until("Ctrl-D leaves")
         chat.says("hello there\n", "You said: hello there")
-        chat.says(
-            f"$ {GATE.format('c')}; exit 5 &\n", "? execute wants to run", "command: touch up-c", "y runs exactly this"
-        )
+        chat.says(f"$ {GATE.format('c')}; exit 5 &\n", "? touch up-c", "[y] once")
         chat.says("meanwhile\n", "stored; the agent gets it after your y or n")
         chat.says("y\n", "You said: meanwhile")
         until_file(place, "up-c")
@@ -178,7 +176,7 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
         chat.until("ended: exit code 5")
         chat.until("> half a li")  # what was being typed is drawn again
         chat.says("ne\n", "You said: half a line")
-        chat.says("$ touch refused.txt\n", "y runs exactly this")
+        chat.says("$ touch refused.txt\n", "[y] once")
         chat.says("n not today\n", "Denied by")
         chat.leaves("\x04")
     assert "Traceback" not in chat.shown
@@ -188,17 +186,31 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
 def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("Ctrl-D leaves")
-        chat.says("$ echo later; exit 0\n", "y runs exactly this")
+        chat.says("$ echo later; exit 0\n", "[y] once")
         chat.leaves("\x04", 3)
     assert "still wait for approval" in chat.shown
     with Terminal(place, "chat", "-c", "later") as chat:
-        chat.until("command: echo later; exit 0")
-        chat.until("y runs exactly this")
+        chat.until("? echo later; exit 0")
+        chat.until("[y] once")
         chat.says("y\n", "exit code 0")
         place.until("no turn is left that a key could stop", lambda: place.no_turn("later"))
         chat.says("\x03", "Ctrl-C again leaves")
         chat.leaves("\x03", 130)
     assert "Traceback" not in chat.shown
+
+
+def test_alone_on_a_terminal_it_says_what_waits_what_runs_and_what_is_wrong(place: Stage) -> None:
+    place.send("$ touch waits.txt", "now")
+    place.pending("now")
+    with Terminal(place) as alone:
+        for text in ("waits:", "shellback approvals list", "runs:", "doctor: "):
+            alone.until(text)
+        assert alone.ended() == 0
+    place.decide(place.pending("now"), "denied")
+    nowhere = shellback(place)
+    assert (nowhere.returncode, nowhere.stdout) == (2, "")
+    assert "Usage: shellback" in nowhere.stderr
+    assert_refused(shellback(place, "pss"), "No such command 'pss'. Did you mean 'ps'?")
 
 
 def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> None:

@@ -119,7 +119,7 @@ def test_connections_wait_for_one_request_and_a_yes_lets_them_go_on(world: World
     item = world.begin(f"{GET} {world.url} & {GET} {world.url}; wait")
     request = world.asked()
     shown = told(place, "approvals", "show", request.id).stdout
-    assert f"connect: 127.0.0.1:{world.port}" in shown
+    assert shown.startswith(f"? connect to 127.0.0.1:{world.port}\n")
     assert f"asking: {GET} {world.url} & {GET}" in shown
     assert f"127.0.0.1:{world.port}" in told(place, "approvals", "list").stdout
     told(place, "approvals", "approve", request.id)
@@ -202,10 +202,9 @@ def test_a_chat_asks_at_its_prompt_and_takes_a_yes_for_the_conversation(world: W
     with pane(place, rows=60, cols=120) as seat:
         seat.does(f"clear; {' '.join(PROGRAM)} chat -c talk", r"Ctrl-D leaves\n.*\n>")
         item = world.begin(f"{GET} {world.url}")
-        shown = seat.until(r"^s allows this and all further connections of this conversation")
-        assert f"? a command wants to connect, and waits for you ({world.asked().id}):" in shown
-        assert f"    connect: 127.0.0.1:{world.port}" in shown
-        seat.does("s", "hello from the host")
+        shown = seat.until(r"\[a\] for the conversation")
+        assert f"? connect to 127.0.0.1:{world.port}" in shown
+        seat.does("a", "hello from the host")
     assert "hello from the host" in place.answer(item)
     (decided,) = facts(told(place, "approvals", "list", "--all", "--json"))[1:]
     assert (decided["scope"], decided["surface"]) == ("session", "chat")

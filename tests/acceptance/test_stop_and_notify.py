@@ -108,7 +108,7 @@ def test_there_is_nothing_to_stop_in_a_conversation_that_is_not_there(loop: Stag
 def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> None:
     with Terminal(loop, "chat", "-c", "talk") as chat:
         chat.until("> ")
-        chat.says(f"{long(301)}\n", "y runs exactly this")
+        chat.says(f"{long(301)}\n", "[y] once")
         chat.type("y\n")
         session = loop.session("sleep 301")
         chat.says("\x03", "stopping at the next step", "Stopped by", session.id)

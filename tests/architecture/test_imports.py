@@ -16,7 +16,8 @@ from tests.supervisors import run_to_end
 
 ROOT = Path(__file__).parents[2]
 AGENTS = {"dbos", "pydantic_ai"}
-HEAVY = {*AGENTS, "mcp", "mcp_types", "openai", "anthropic", "psycopg", "pydantic", "sqlalchemy", "uvicorn"}
+DRAWING = {"prompt_toolkit", "rich"}
+HEAVY = {*AGENTS, *DRAWING, "mcp", "mcp_types", "openai", "anthropic", "psycopg", "pydantic", "sqlalchemy", "uvicorn"}
 
 
 def loaded(program: str, *options: str, cwd: Path = ROOT, environ: dict[str, str] | None = None) -> set[str]:
@@ -60,7 +61,7 @@ def test_a_command_that_reads_loads_neither_agent_nor_tools_nor_the_driver_of_an
     names = loaded(program, cwd=tmp_path, environ=environ)
     assert "sqlalchemy" in names
     assert names.isdisjoint(
-        {*AGENTS, "psycopg", "tree_sitter", "shellback.exec.tools.registry", "shellback.exec.policy.policy"}
+        {*AGENTS, *DRAWING, "psycopg", "tree_sitter", "shellback.exec.tools.registry", "shellback.exec.policy.policy"}
     )
 
 

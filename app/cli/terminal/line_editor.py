@@ -74,6 +74,11 @@ class LineEditor:
         self._set("")
         return was
 
+    def prefill(self, text: str) -> None:
+        """Put text there to be edited; it answers no question."""
+        self._set(text)
+        self._by_keys = False
+
     def feed(self, data: bytes) -> list[Line | None]:
         """The lines that these bytes of the terminal finish; None stands for the end of input."""
         self._unread += self._decoder.decode(data)

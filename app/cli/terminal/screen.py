@@ -23,7 +23,7 @@ import click
 
 from shellback.cli.output import drawn
 from shellback.cli.shared import columns, handled
-from shellback.cli.terminal.line_editor import LineEditor
+from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.exec.core.display import visible
 
 PROMPT: Final = "> "
@@ -158,17 +158,15 @@ class Lines:
 
 
 class Screen:
-    """Prints above the line that is being typed and draws that line again below; without an `editor`, prints."""
+    """Prints what is said; with `margin`, what Shellback does not say itself is behind one."""
 
-    def __init__(self, editor: LineEditor | None = None) -> None:
-        self._editor = editor
+    def __init__(self, *, margin: bool = False) -> None:
+        self._margin = margin
         self._column = 0
-        self._shown: tuple[str, int] | None = None
 
     def piece(self, text: str) -> None:
         """Print text of the agent, which may continue the same line."""
-        self._hide()
-        click.echo(self._behind_the_margin(text), nl=False)
+        self._print(self._behind_the_margin(text))
 
     def said(self, text: str) -> None:
         """Print lines that contain text from elsewhere."""
@@ -178,40 +176,25 @@ class Screen:
     def line(self, text: str) -> None:
         """Print a line of Shellback's own in the first column; quoted text must be folded and made visible already."""
         self.end_line()
-        click.echo(text)
+        self._print(f"{text}\n")
 
     def end_line(self) -> None:
         """Go to the beginning of a line."""
-        self._hide()
-        if self._column:
-            click.echo()
+        self._print("\n" if self._column else "")
         self._column = 0
 
     def entered(self, text: str) -> None:
         """Print the whole typed text."""
         self.end_line()
         self._column = len(PROMPT)
-        click.echo(PROMPT + self._behind_the_margin(f"{text}\n"), nl=False)
+        self._print(PROMPT + self._behind_the_margin(f"{text}\n"))
 
-    def rest(self) -> None:
-        """Draw the line being typed, if it has changed."""
-        if self._column or self._editor is None:
-            return
-        row, back = shown = self._editor.row((columns() or 80) - len(PROMPT) - 1)
-        if shown == self._shown:
-            return
-        place = drawn(f"\x1b[{back}D") if back else ""
-        click.echo(drawn("\r") + PROMPT + row + drawn("\x1b[K") + place, nl=False)
-        self._shown = shown
-
-    def _hide(self) -> None:
-        if self._shown is not None:
-            click.echo(drawn("\r\x1b[K"), nl=False)
-            self._shown = None
+    def _print(self, text: str) -> None:
+        click.echo(text, nl=False)
 
     def _behind_the_margin(self, text: str) -> str:
         """The text with a margin in every row of the terminal, also where it would wrap."""
-        if self._editor is None:
+        if not self._margin:
             self._column = 0 if text.endswith("\n") else 1
             return text
         width = max(columns() or 80, len(MARGIN) + 2)
@@ -232,6 +215,114 @@ class Screen:
             parts.append(char)
             self._column += taken
         return "".join(parts)
+
+
+class Seat(Screen):
+    """A person's terminal in a `with` block: prints above what is typed, and returns the lines that are entered."""
+
+    def __init__(self) -> None:
+        super().__init__(margin=True)
+
+    def __enter__(self) -> Self:
+        """Begin to read keys."""
+        raise NotImplementedError
+
+    def __exit__(self, *_: object) -> None:
+        """Give the terminal back."""
+        raise NotImplementedError
+
+    def read(self, seconds: float) -> list[Line | None]:
+        """The lines entered within `seconds`; None stands for the end of input."""
+        raise NotImplementedError
+
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed since the last call; a second one in between raises KeyboardInterrupt."""
+        raise NotImplementedError
+
+    def asked(self) -> int:
+        """Note that a question is drawn now; returns its number. No key pressed earlier answers it."""
+        raise NotImplementedError
+
+    def clear(self) -> bool:
+        """Drop the text being typed; True if there was any."""
+        raise NotImplementedError
+
+    def prefill(self, text: str) -> None:
+        """Put text where a person types, to be edited."""
+        raise NotImplementedError
+
+    def status(self, text: str) -> None:
+        """Show facts of Shellback, in one line of visible text, where there is a place for them."""
+
+    def growing(self, text: str) -> None:
+        """Show what goes on now, in one line of visible text, where there is a place for it."""
+
+
+class PlainSeat(Seat):
+    """A terminal that can do nothing but print (TERM=dumb): one row to type in, drawn again below what is printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._editor = LineEditor()
+        self._keys = Keyboard()
+        self._interrupts = Interrupts()
+        self._stack = contextlib.ExitStack()
+        self._ended: list[Line | None] = []
+        self._shown: tuple[str, int] | None = None
+
+    def __enter__(self) -> Self:
+        """See `Seat`."""
+        self._stack.enter_context(self._keys)
+        self._stack.enter_context(self._interrupts.caught())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See `Seat`."""
+        self._stack.close()
+
+    def read(self, seconds: float) -> list[Line | None]:
+        """See `Seat`."""
+        self._rest()
+        if not self._ended:
+            data = self._keys.read(seconds)
+            self._ended = [None] if data is None else self._editor.feed(data)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def interrupted(self) -> bool:
+        """See `Seat`."""
+        return self._interrupts.taken()
+
+    def asked(self) -> int:
+        """See `Seat`."""
+        # Read just before drawing: reading after it would take an answer for text typed earlier.
+        self._ended += self._editor.feed(self._keys.typed())
+        return self._editor.asked()
+
+    def clear(self) -> bool:
+        """See `Seat`."""
+        return self._editor.clear()
+
+    def prefill(self, text: str) -> None:
+        """See `Seat`."""
+        self._editor.prefill(text)
+
+    def _print(self, text: str) -> None:
+        if self._shown is not None:
+            click.echo(drawn("\r\x1b[K"), nl=False)
+            self._shown = None
+        super()._print(text)
+
+    def _rest(self) -> None:
+        """Draw the line being typed, if it has changed."""
+        if self._column:
+            return
+        row, back = shown = self._editor.row((columns() or 80) - len(PROMPT) - 1)
+        if shown == self._shown:
+            return
+        place = drawn(f"\x1b[{back}D") if back else ""
+        click.echo(drawn("\r") + PROMPT + row + drawn("\x1b[K") + place, nl=False)
+        self._shown = shown
 
 
 class Interrupts:

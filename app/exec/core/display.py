@@ -126,13 +126,20 @@ def _folded(line: str, width: int | None) -> Iterator[str]:
     begin = taken = 0
     margin = ""
     for index, char in enumerate(line):
-        columns = 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
+        columns = _columns(char)
         if taken + columns > max(width, 20):
-            yield margin + line[begin:index]
-            begin, margin = index, f"{_MARGIN}{_FOLDED}"
-            taken = len(margin)
+            # At a blank if one is near: it begins the next row, where it is seen. Else within a word.
+            blank = line.rfind(" ", (begin + index) // 2 + 1, index)
+            end = index if blank < 0 else blank
+            yield margin + line[begin:end]
+            begin, margin = end, f"{_MARGIN}{_FOLDED}"
+            taken = len(margin) + sum(map(_columns, line[begin:index]))
         taken += columns
     yield margin + line[begin:]
+
+
+def _columns(char: str) -> int:
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
 
 
 def _ordered(display: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -143,3 +143,41 @@ def test_what_nobody_said_is_said_to_be_ours_and_what_a_person_said_is_theirs(
     (message,) = ModelMessagesTypeAdapter.dump_python([request], mode="json")
     lines = [click.unstyle(line) for line in lines_of(message, cut=None)]
     assert [line.split(": ")[0] for line in lines if not line.startswith("    ")] == ["person", "shellback"]
+
+
+def fitting(width: int, monkeypatch: pytest.MonkeyPatch, *, wide: bool = False) -> list[str]:
+    from shellback.cli import shared
+
+    monkeypatch.setattr(shared, "columns", lambda: width)
+    table = [["SESSION", "STATE", "BACKEND", "AGE", "COMMAND"], ["x" * 16, "running", "host/work", "3m", "make all"]]
+    with click.Context(click.Command("ps")) as ctx:
+        ctx.meta["wide"] = wide
+        return [*shared.laid_out([table])]
+
+
+def test_a_table_fits_the_terminal_and_names_the_columns_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitting(100, monkeypatch)[0].split() == ["SESSION", "STATE", "BACKEND", "AGE", "COMMAND"]
+    narrow = fitting(40, monkeypatch)
+    assert narrow[0].split() == ["SESSION", "STATE", "COMMAND"]
+    assert narrow[-1] == "--wide also shows BACKEND, AGE"
+    assert all(len(row) <= 40 for row in narrow)
+    assert fitting(40, monkeypatch, wide=True) == fitting(100, monkeypatch)
+
+
+def test_what_a_row_is_about_is_folded_and_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shellback.cli import shared
+
+    monkeypatch.setattr(shared, "columns", lambda: 40)
+    _, *rows = shared.laid_out([[["ID", "WHAT"], ["a7db", "word " * 30]]])
+    assert all(row.startswith("    ↳ ") for row in rows[1:])
+    assert " ".join("".join(row.removeprefix("    ↳ ") for row in rows).split()) == "a7db " + ("word " * 30).strip()
+
+
+def test_the_verdict_is_about_the_worst_first() -> None:
+    from shellback.checks import Check, verdict
+
+    fine, odd = Check("kernel", "ok", "new"), Check("disk", "warn", "nearly full")
+    broken = Check("worker", "fail", "none runs", "start it")
+    assert verdict([fine]) == "fine: nothing to do"
+    assert verdict([fine, odd]) == "1 warning; first disk: nearly full"
+    assert verdict([odd, broken, broken]) == "2 problems; first worker: start it"
