@@ -64,7 +64,7 @@ class Collector:
                     await asyncio.to_thread(_remove, found)
                 await asyncio.to_thread(leave, self.home)
             except Exception as error:  # noqa: BLE001 - the records stay
-                log.warning("connections are no rows of the audit yet; it is tried again in %g s: %s", AGAIN_S, error)
+                log.warning("connections are no rows of the audit yet; it is tried again in %.0f s: %s", AGAIN_S, error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 await rung.wait()
@@ -73,7 +73,7 @@ class Collector:
         cut = {(one.connection.scope, one.connection.limit) for one in found if one.connection and one.connection.limit}
         for scope, limit in sorted(cut - self._told):
             log.warning(
-                "%s has cut connections of conversation %s: see `shellback network`, and raise it if they were needed",
+                "%s has cut connections of conversation %s: see shellback network, and raise it if they were needed",
                 limit,
                 scope,
             )
