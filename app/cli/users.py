@@ -173,7 +173,7 @@ def logout(name: str, login: str) -> None:
 
 def _print(url: str, secret: str) -> None:
     whole = f"{url.rstrip('/')}/console/first/{secret}"
-    show({"link": whole}, [whole])
+    show({"link": whole}, [shown_line(whole)])
 
 
 def _ring(where: Place) -> None:
