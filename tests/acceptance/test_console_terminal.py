@@ -270,8 +270,10 @@ def test_a_person_types_in_the_browser_and_sees_the_echo(on_stage: Started, serv
     options: dict[str, Any] = {"executable_path": found("chromium"), "args": ["--no-sandbox"]}
     with sync_playwright() as playwright, playwright.chromium.launch(**options) as browser:
         context = browser.new_context()
-        (cookie,) = ({"name": name, "value": value} for name, value in ada.web.cookies.items())
-        context.add_cookies([{**cookie, "url": f"{server.base}/console", "httpOnly": True, "sameSite": "Strict"}])
+        ((name, value),) = ada.web.cookies.items()
+        context.add_cookies(
+            [{"name": name, "value": value, "url": f"{server.base}/console", "httpOnly": True, "sameSite": "Strict"}]
+        )
         page = context.new_page()
         wrong: list[str] = []
 
