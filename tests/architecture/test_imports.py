@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import sys
@@ -96,11 +97,19 @@ def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
     assert {name for name in names if "." not in name} - sys.stdlib_module_names <= {"shellback", "__main__"}
 
 
+def test_the_supervisor_imports_nothing_once_it_runs() -> None:
+    # The files may be those of another version by then, and while it acts as a command's user it may read none.
+    for path in (ROOT / "app/exec/supervisor").rglob("*.py"):
+        functions = (one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.FunctionDef))
+        late = [each for one in functions for each in ast.walk(one) if isinstance(each, ast.Import | ast.ImportFrom)]
+        assert not late, f"{path}:{late[0].lineno}"
+
+
 def test_the_keeper_loads_nothing_large_that_a_command_on_the_host_does_not_need() -> None:
     program = f"import sys; sys.path.append({str(ROOT)!r}); from shellback.exec.supervisor.service import keeper"
     names = loaded(program, "-I", "-S")
     assert "shellback.exec.supervisor.service.keeper" in names
-    assert names.isdisjoint({"argparse", "asyncio", "hashlib", "ipaddress", "logging", "pathlib", "subprocess"})
+    assert names.isdisjoint({"argparse", "asyncio", "ipaddress", "logging", "pathlib", "subprocess"})
 
 
 def test_without_credentials_neither_worker_nor_proxy_loads_cryptography() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -196,8 +197,6 @@ def check_held(pid: int, request: StartRequest, text: str) -> None:
 
 
 def _copy(file: int, copy: str, path: str, content: str) -> None:
-    import hashlib  # loads OpenSSL, which most supervisors do not need
-
     before = os.fstat(file)
     if not stat.S_ISREG(before.st_mode):
         raise OSError(errno.ESTALE, CHANGED, path)

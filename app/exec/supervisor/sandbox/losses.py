@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.sandbox import covers, restoring
 from shellback.exec.supervisor.sandbox.restoring import Who
-from shellback.exec.wire import layout, linux
+from shellback.exec.wire import gitconfig, layout, linux
 from shellback.exec.wire.descriptors import kept
 from shellback.exec.wire.protocol import Loss
 from shellback.exec.wire.sandbox import CONTAINED, EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
@@ -294,8 +294,6 @@ def covers_of_container(home: str) -> dict[str, str]:
 
 
 def _content(path: str) -> bytes:
-    from shellback.exec.wire import gitconfig  # its expressions take memory, and few supervisors watch a file of git
-
     try:
         with linux.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
             return os.read(fd, gitconfig.MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b"\0"
@@ -304,8 +302,6 @@ def _content(path: str) -> bytes:
 
 
 def _changed(before: bytes, after: bytes) -> list[str]:
-    from shellback.exec.wire import gitconfig
-
     if before == after and len(after) <= gitconfig.MOST_BYTES:
         return []
     try:
