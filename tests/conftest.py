@@ -28,16 +28,28 @@ FIRST = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_
 """Begun last, one of these would be waited for by every other process that runs tests."""
 LONG = (
     "acceptance/*",
-    "escape/test_escape.py",
+    "escape/*",
+    "hostile/test_scarce_resources.py",
     "hostile/test_terminal_text.py",
     "integration/*/*_crash.py",
     "integration/*/*containers*",
+    "integration/*/*directories*",
     "integration/*/*podman*",
+    "integration/console/*",
+    "integration/mcp_server/test_asking.py",
+    "integration/mcp_server/test_calls.py",
+    "integration/mcp_server/test_tasks.py",
+    "integration/persistent/test_persistent_shells.py",
     "integration/serving/test_mcp_http.py",
     "integration/supervisor/test_syscall_sweep.py",
     "integration/terminals/test_terminal_programs.py",
+    "integration/test_orders.py",
+    "integration/work/test_bound_workspaces.py",
+    "integration/work/test_retention.py",
+    "model/*",
 )
-"""Whole programs, containers and series of kills: `make test-long` runs them, and `make test` everything else."""
+"""Whole programs, escapes, containers, series of kills and what takes a minute: `make test-long` runs them, and
+`make test` everything else, in six minutes on two cores."""
 STORY = ("acceptance/test_loop.py", "acceptance/test_story.py")
 """The main job from end to end, which `make test` runs too."""
 UNSTABLE = 5

@@ -136,6 +136,7 @@ class Tour:
         ) == sorted(f"EXEC_CALLBACK:{session.id}" for session in self._sessions() if session.background)
         self._say("", "That was it. Everything above went through the queues of one SQLite file.")
         self._say("Next: ENABLE_EXECUTE=true shellback chat")
+        self._say("In a browser: shellback users add NAME --role operator, then shellback serve beside a worker")
         return facts
 
     def _a_message(self, facts: dict[str, Any]) -> None:
