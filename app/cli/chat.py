@@ -250,7 +250,7 @@ class Talk:
         self._seat.entered(line.text)
         self._pressed = -AGAIN_S
         text = line.text.strip()
-        word = text.lower() if line.question is not None else ""
+        word = "" if line.pasted else text.lower()
         if word in {"exit", "quit", "/quit"} and not self._edits:
             return True
         try:
@@ -310,6 +310,8 @@ class Talk:
             case "r":
                 self._seat.line("\n".join(asked.offer()))
                 self._ask_in_time()
+            case "a" | "e" if asked.rules:
+                self._seat.line(asked.question())
             case "n" if asked.rules:
                 asked.rules = ()
                 self._ask_in_time()

@@ -47,7 +47,7 @@ class Recording(Shown):
         self._log = SessionLog(where, session, err=False)
         self._times = self._log.path + layout.TIMES
         self._session, self._version = session, version
-        self._command = self._masked(where.mask.hide_text(session.command[:COMMAND_CHARS]))
+        self._command = self._masked(where.mask.hide_text(session.command))[:COMMAND_CHARS]
         self._began = session.started_at or session.created_at
         self._passing = Passing(writable=False)
         self._parts: list[str] = []
@@ -119,7 +119,8 @@ class Recording(Shown):
         # The clock may have been set, but a recording never goes back.
         ms = max(self._ms, round((at - self._began) * 1000))
         told, self._ms = (ms - self._ms if self._version == 3 else ms), ms
-        return json.dumps([told / 1000, code, data]) + "\n"
+        # A DEL is no control character of JSON, and a terminal's writer would make it visible.
+        return json.dumps([told / 1000, code, data]).replace("\x7f", "\\u007f") + "\n"
 
     def _printed_at(self) -> float:
         """When the last output arrived; a log is also written when it is emptied after the end."""

@@ -100,7 +100,8 @@ async def _of_our_page(request: Request) -> bool:
 
 
 def _to_login(request: Request) -> Response:
-    if request.method == "POST" or "text/event-stream" in request.headers.get("accept", ""):
+    by_script = "hx-request" in request.headers or "text/event-stream" in request.headers.get("accept", "")
+    if request.method == "POST" or by_script:
         return message(request, "You are not logged in any more. Nothing was done. Log in, and repeat it.", status=401)
     where = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"{PREFIX}/login?next={quote(where, safe='')}", status_code=303)

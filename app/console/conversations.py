@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -62,8 +63,9 @@ class Conversations:
         stands, total, messages, now = await self._local.within(caller, lambda at: _look(at, name, last))
         waiting: list[Approval] = await self._local.ask("approvals", {"conversation": name}, caller)
         running: list[Session] = await self._local.ask("sessions", {"conversation": name}, caller)
-        return page(
-            request, "conversation.html", one=stands, total=total, last=last, more=min(last * 5, MOST),
+        # In a thread: it draws all that the agent wrote.
+        return await asyncio.to_thread(
+            page, request, "conversation.html", one=stands, total=total, last=last, more=min(last * 5, MOST),
             earlier=total - len(messages), said=[*_folded(part for one in messages for part in parts_of(one))],
             now=[*_folded(now)], waiting=[told(one) for one in waiting], running=running,
             key=uuid.uuid4().hex,

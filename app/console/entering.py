@@ -118,8 +118,10 @@ class Entering:
             return self._first(request, invited.name, f"There are {error}.")
         if await self._database.write(accounts.accept, link, kept) is None:
             return _used_up(request)
-        await self._ring()
-        return await self._entered(request, invited.name, kept, "")
+        answer = await self._entered(request, invited.name, kept, "")
+        # After the answer: this browser may still have a login of this account, which has just ended.
+        answer.background = BackgroundTask(self._ring)
+        return answer
 
     def _first(self, request: Request, name: str, said: str = "") -> Response:
         return page(request, "first.html", status=400 if said else 200, name=name, said=said, shortest=SHORTEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import Any, Final, cast
@@ -27,13 +28,21 @@ SECTIONS: Final = [
 ]
 """The pages that each page leads to, with their paths below `PREFIX`."""
 
+CELLS: Final = 500
+"""At most so many marks of cells in one text."""
 _MARKDOWN: Final = (
     MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table").disable(["link", "image", "autolink"])
 )
 
 
+@functools.lru_cache(512)
 def markdown(text: str) -> Markup:
-    """Markdown as markup. HTML, links and pictures in it stay text: an agent makes nothing that can be clicked."""
+    """Markdown as markup. HTML, links and pictures in it stay text: an agent makes nothing that can be clicked.
+
+    A text with very many cells of tables is shown as it is: drawn, a few of its bytes would take seconds.
+    """
+    if text.count("|") > CELLS:
+        return Markup("<pre>%s</pre>") % visible(text)
     return Markup(_MARKDOWN.render(visible(text)))  # noqa: S704 - the renderer escapes
 
 

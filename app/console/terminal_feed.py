@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -42,6 +43,8 @@ from shellback.work.errors import InvalidRequest, NoInput, SessionOver
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
+
+log = logging.getLogger(__name__)
 
 FIRST: Final = 256 * 1024
 """So many bytes of the output before a reader begins are read."""
@@ -133,7 +136,7 @@ class Feed:
         self._reader: asyncio.Task[None] | None = None
         self._tidying = set[asyncio.Task[None]]()
         self.gone = False
-        """Whether the last viewer has left: the next one needs a feed of its own."""
+        """Whether the last viewer has left, or it cannot be read: the next viewer needs a feed of its own."""
 
     # -- viewers ----------------------------------------------------------------------------------
 
@@ -199,12 +202,14 @@ class Feed:
         return [*dropwhile(lambda one: one[0] < place, self._chunks)]
 
     async def _left(self, viewer: Viewer) -> None:
-        if self._keyboard is not None and self._keyboard.viewer is viewer:
+        try:
             async with self._turn:
-                await self._give_back()
-        if self.gone and self._reader is not None:
-            await cancelled([self._reader])
-        self._rung.ring()
+                if self._has_keyboard(viewer):
+                    await self._give_back()
+        finally:
+            if not self._viewers and self._reader is not None:
+                await cancelled([self._reader])
+            self._rung.ring()
 
     async def close(self) -> None:
         """Give back the keyboard, and end the reader."""
@@ -233,7 +238,7 @@ class Feed:
             end = await find_end(self._where, self._at)
             self._over = {"said": "ended" if end is None else f"ended: {how(end)}", "again": False}
         except (ExecError, StorageError, OSError) as error:
-            self._over = {"said": str(error), "again": True}
+            self._over, self.gone = {"said": str(error), "again": True}, True
         finally:
             self._begun = True
             self._rung.ring()
@@ -299,6 +304,7 @@ class Feed:
             raise NoInput(f"session {self.session.id} takes no input")
         async with self._turn:
             await self._give_back()
+            viewer = self._viewer(viewer_id, name)  # it may have left meanwhile
             typing = Typing(self._where.database, self.session, name, "console")
             counting: asyncio.Task[None] = asyncio.create_task(typing.run())
             self._keyboard = _Keyboard(viewer, typing, counting, self._size)
@@ -307,10 +313,13 @@ class Feed:
     async def give_back(self, viewer_id: str, name: str) -> None:
         """Take the keyboard from the page that has it; nothing if another one has it."""
         viewer = self._viewer(viewer_id, name)
-        if self._keyboard is not None and self._keyboard.viewer is viewer:
-            async with self._turn:
+        async with self._turn:
+            if self._has_keyboard(viewer):
                 await self._give_back()
-            self._rung.ring()
+        self._rung.ring()
+
+    def _has_keyboard(self, viewer: Viewer) -> bool:
+        return self._keyboard is not None and self._keyboard.viewer is viewer
 
     async def _give_back(self) -> None:
         held, self._keyboard = self._keyboard, None
@@ -322,7 +331,10 @@ class Feed:
                 # Somebody who attached meanwhile may have set another size.
                 if held.given is not None and held.given == self._size != held.before:
                     await self._resize(held.before)
-        await held.typing.close()
+        try:
+            await held.typing.close()
+        except StorageError as error:
+            log.warning("that a person has stopped typing is not noted: %s", error)
 
     def _holds(self, viewer_id: str, name: str) -> _Keyboard:
         viewer = self._viewer(viewer_id, name)

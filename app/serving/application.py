@@ -23,11 +23,11 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,6 +42,9 @@ from shellback.storage.tokens import Kind, Token, digest_of
 log = logging.getLogger(__name__)
 
 HEALTH: Final = "/healthz"
+NOBODYS_BYTES: Final = 16 * 1024
+NOBODYS_S: Final = 5.0
+"""The body of a request without a token or login in force, and the time until it is here: it is a login."""
 LEAVE_S: Final = 1.0
 """A client that does not read has this long to take the end of its stream."""
 _CALLER: Final = "shellback.caller"
@@ -193,6 +196,8 @@ class Application:
         self, mount: Mount, found: Credential | None, use: Use, scope: Scope, receive: Receive, send: Send
     ) -> None:
         limits, whose = self._limits, found.digest if found else ""
+        if found is None:
+            limits, send = replace(limits, body_bytes=NOBODYS_BYTES, body_s=NOBODYS_S), _last_answer(send)
         if self._calls[whose] >= limits.calls:
             answer = refusal(
                 429,
@@ -212,6 +217,17 @@ class Application:
         finally:
             self._calls[whose] -= 1
             self._calls += Counter()  # without those at zero
+
+
+def _last_answer(send: Send) -> Send:
+    """Sends an answer after which the connection is closed."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+        await send(message)
+
+    return sent
 
 
 def _closing(answer: Response) -> Response:

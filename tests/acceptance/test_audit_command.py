@@ -42,7 +42,7 @@ def test_changed_arguments_are_shown_bound_and_run_and_the_audit_has_every_step(
     instead = json.dumps({"command": "printf person > said.txt"})
     waits = shellback(place, "approvals", "approve", request.id, "--args", instead)
     assert waits.returncode == 3
-    assert "    command: printf person > said.txt" in waits.stdout.splitlines()
+    assert "? printf person > said.txt" in waits.stdout.splitlines()
     asked = place.read(approvals.get, request.id)
     assert (asked.state, asked.args["command"]) == ("pending", "printf model > said.txt")
     assert asked.digest != request.digest
@@ -79,8 +79,8 @@ def test_changed_arguments_with_a_yes_are_shown_and_run_at_once(place: Stage) ->
     instead = json.dumps({"command": "printf '\\x41é\\t' > yes.txt"})
     done = shellback(place, "approvals", "approve", request.id, "--args", instead, "--yes")
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("    command: ")]
-    assert original(line.removeprefix("    command: ")) == "printf '\\x41é\\t' > yes.txt"
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("? ")]
+    assert original(line.removeprefix("? ")) == "printf '\\x41é\\t' > yes.txt"
     settled(place, request)
 
 

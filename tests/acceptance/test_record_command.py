@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from tests.commands import assert_refused, begun, shellback, told
 from tests.panes import PATIENCE_S, Started, started
+from tests.sandboxes import program_needed
 from tests.stage import stage
 
 
@@ -68,15 +67,15 @@ def test_a_terminal_that_has_ended_is_recorded_with_its_sizes_times_and_status(o
     assert "x" not in {code for _, code, _ in events}, "that version has no status"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("asciinema") is None, reason="asciinema is not installed")
 def test_asciinema_plays_it(on_stage: Started, tmp_path: Path) -> None:
+    program_needed("asciinema")
     session = on_stage.start("printf 'one\\ntwo\\n'")
     on_stage.ended(session)
     file = tmp_path / "two.cast"
     assert shellback(on_stage.stage, "record", "--v2", session.id, "-o", str(file)).returncode == 0
     assert file.stat().st_mode & 0o777 == 0o600
     played = subprocess.run(
-        [sys.executable, "-m", "asciinema", "cat", str(file)], stdin=subprocess.DEVNULL, capture_output=True,
+        ["asciinema", "cat", str(file)], stdin=subprocess.DEVNULL, capture_output=True,
         timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     assert played.stdout == b"one\r\ntwo\r\n"

@@ -52,7 +52,7 @@ def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stag
     assert f'"session_id":"{shell.id}"' in said
     item = ask(place, "talk", shell, "export A=kept; cd /tmp")
     shown = told(place, "approvals", "show", place.pending("talk").id).stdout
-    assert re.search(r"^ +command: export A=kept; cd /tmp$", shown, re.MULTILINE)
+    assert re.search(r"^\? export A=kept; cd /tmp$", shown, re.MULTILINE)
     assert re.search(r"^ +session_command: exec bash ", shown, re.MULTILINE)
     approve(place, "talk", item, "--for", "session")
     assert '"output":"kept\\n"' in answer(place, ask(place, "talk", shell, "echo $A"))

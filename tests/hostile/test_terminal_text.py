@@ -364,7 +364,7 @@ def test_a_supervisor_that_is_a_service_writes_visible_text_and_so_does_its_diar
     assert_harmless("its diary", *(one.read_bytes() for one in diaries))
 
 
-@pytest.mark.parametrize("words", [["approvals", "list", "--all"], ["conversations", "show", NAME]])
+@pytest.mark.parametrize("words", [["approvals", "list", "--all", "--wide"], ["conversations", "show", NAME]])
 def test_on_a_terminal_nothing_but_what_shellback_draws_itself_is_more_than_text(
     place: Stage, words: list[str]
 ) -> None:

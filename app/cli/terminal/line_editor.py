@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shellback.exec.core.display import visible
@@ -32,10 +32,14 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A finished line; `question` is the number of the question that it can answer, or None."""
+    """A finished line; `question` is the number of the question that it can answer, or None.
+
+    One into which text was `pasted` is no command either.
+    """
 
     text: str
     question: int | None
+    pasted: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class LineEditor:
     def _press(self, key: str) -> list[Line | None]:
         match _NAMES.get(key, "text" if _is_text(key) else ""):
             case "enter":
-                line = Line(self._text, self._question if self._by_keys else None)
+                line = Line(self._text, self._question if self._by_keys else None, not self._by_keys)
                 self._lines = [*self._lines[-_REMEMBERED:], self._text] if self._text.strip() else self._lines
                 self._set("")
                 return [line]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from io import StringIO
 from typing import Final
 
+from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.theme import Theme
@@ -18,6 +19,14 @@ from shellback.exec.core.display import visible
 
 # The terminal's own colours, and no background: readable on light and on dark.
 _THEME: Final = Theme({"markdown.code": "cyan", "markdown.code_block": "cyan", "markdown.block_quote": "italic"})
+
+# What the agent wrote is drawn, all of it: tags, pictures and references stay text, and no name of a character stands
+# for one that nobody sees.
+_PARSER: Final = (
+    MarkdownIt("commonmark", {"html": False})
+    .enable(["strikethrough", "table"])
+    .disable(["entity", "image", "reference"])
+)
 
 
 def rendered(text: str, width: int, margin: str) -> str:
@@ -34,6 +43,8 @@ def rendered(text: str, width: int, margin: str) -> str:
     )
     # Two blanks before a line end keep it. A link shows its address: nothing is hidden behind a name.
     marked = visible(text).replace("\n", "  \n")
-    console.print(Markdown(marked, code_theme="ansi_dark", hyperlinks=False))
+    drawn = Markdown("", code_theme="ansi_dark", hyperlinks=False)
+    drawn.parsed = _PARSER.parse(marked)
+    console.print(drawn)
     rows = file.getvalue().rstrip("\n").split("\n")
     return "".join(f"{margin}{dyed(row.rstrip())}\n" for row in rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import signal
 import sys
 import termios
 import threading
@@ -40,6 +41,7 @@ from shellback.environment import plain_terminal
 from shellback.exec.core.display import folded, visible
 
 T = TypeVar("T")
+_MAIN: Final = threading.main_thread().ident or 0
 LIVE_ROWS: Final = 8
 """So many rows of an answer that is not complete are shown below those that are."""
 _STYLE: Final = Style.from_dict({"prompt": "bold", "growing": "ansiyellow", "status": "italic"})
@@ -63,6 +65,8 @@ class Prompt(Seat):
         self._status = self._growing = ""
         self._question = 0
         self._by_keys = True
+        self._pastes = False
+        """Whether text was pasted into the line."""
         self._inserting = False
         self._before = ("", 0)
         self._session = self._made(words, history)
@@ -249,19 +253,24 @@ class Prompt(Seat):
             (("escape", "c-m"), _new_line),
             (("escape", "c-j"), _new_line),
             ((Keys.Any,), self._typed),
-            ((Keys.BracketedPaste,), _pasted),
+            ((Keys.BracketedPaste,), self._paste),
             (("c-c",), self._interrupt),
             (("c-d",), self._end),
         ):
             keys.add(*names, filter=has_focus(DEFAULT_BUFFER))(does)
         return keys
 
+    def _paste(self, event: KeyPressEvent) -> None:
+        self._pastes = True
+        event.current_buffer.insert_text(event.data.replace("\r\n", "\n").replace("\r", "\n"))
+
     def _enter(self, event: KeyPressEvent) -> None:
         if _text_follows(event):
             # A terminal that does not mark a paste gives it in one piece, and nobody types so fast.
+            self._pastes = True
             _new_line(event)
             return
-        line = Line(event.current_buffer.text, self._question if self._by_keys else None)
+        line = Line(event.current_buffer.text, self._question if self._by_keys else None, self._pastes)
         self._empty(event.current_buffer)
         self._lines.put(line)
 
@@ -271,13 +280,16 @@ class Prompt(Seat):
         self._inserting = False
 
     def _interrupt(self, event: KeyPressEvent) -> None:
+        if not self._presses.empty():
+            # Nobody has taken the last press: the thread that should waits for something, which a signal ends.
+            signal.pthread_kill(_MAIN, signal.SIGINT)
         self._presses.put(bool(event.current_buffer.text))
         self._empty(event.current_buffer, kept=False)
 
     def _empty(self, buffer: Buffer, *, kept: bool = True) -> None:
         """Begin an empty line, which tells nobody that the text has changed."""
         buffer.reset(append_to_history=kept)
-        self._by_keys = True
+        self._by_keys, self._pastes = True, False
         self._before = "", buffer.working_index
 
     def _end(self, event: KeyPressEvent) -> None:
@@ -290,9 +302,10 @@ class Prompt(Seat):
         """Note whether each character of the line was typed; only then can it be an answer."""
         text, place = buffer.text, buffer.working_index
         was, at = self._before
-        if len(text) >= LONGEST:
-            buffer.text = text[: LONGEST - 1]
-        elif not text:
+        if len(text) > LONGEST:
+            buffer.text = text[:LONGEST]
+            return
+        if not text:
             self._by_keys = True
         elif not self._inserting and not (place == at and _cut_from(text, was)):
             self._by_keys = False
@@ -328,10 +341,6 @@ def _new_line(event: KeyPressEvent) -> None:
     event.current_buffer.insert_text("\n")
 
 
-def _pasted(event: KeyPressEvent) -> None:
-    event.current_buffer.insert_text(event.data.replace("\r\n", "\n").replace("\r", "\n"))
-
-
 def _text_follows(event: KeyPressEvent) -> bool:
     """Whether text came in the same read, behind this key."""
     return any(len(press.data) == 1 and press.data.isprintable() for press in event.key_processor.input_queue)
@@ -340,7 +349,8 @@ def _text_follows(event: KeyPressEvent) -> bool:
 def _cut_from(text: str, before: str) -> bool:
     """Whether `text` is `before` without some characters in one place."""
     gone = len(before) - len(text)
-    return gone > 0 and any(before[:at] + before[at + gone :] == text for at in range(len(text) + 1))
+    alike = next((at for at, pair in enumerate(zip(text, before, strict=False)) if pair[0] != pair[1]), len(text))
+    return gone > 0 and text[alike:] == before[alike + gone :]
 
 
 def _no_colours() -> Any:

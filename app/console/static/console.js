@@ -10,13 +10,20 @@
   if (body.dataset.events) {
     const wants = new URLSearchParams();
     for (const one of document.querySelectorAll("[data-of]")) wants.append("of", one.dataset.of);
-    const events = new EventSource(`${body.dataset.events}?${wants}`);
-    for (const kind of kinds) events.addEventListener(kind, () => changed(kind));
-    // At each connection, the first one too: what changed before it was not told.
-    events.addEventListener("back", () => { away(false); kinds.forEach(changed); });
-    events.addEventListener("away", () => away(true));
-    events.addEventListener("error", () => away(true));
-    addEventListener("pagehide", () => events.close());
+    const connect = () => {
+      const events = new EventSource(`${body.dataset.events}?${wants}`);
+      for (const kind of kinds) events.addEventListener(kind, () => changed(kind));
+      // At each connection, the first one too: what changed before it was not told.
+      events.addEventListener("back", () => { away(false); kinds.forEach(changed); });
+      events.addEventListener("away", () => away(true));
+      events.addEventListener("error", () => {
+        away(true);
+        // After an answer that is no stream, the browser itself tries no more.
+        if (events.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+      });
+      addEventListener("pagehide", () => events.close());
+    };
+    connect();
   }
 
   // What is shown anew may change the number in the title.
@@ -37,7 +44,7 @@
       if (reading) return;
       reading = true;
       try {
-        const answer = await fetch(`${log.dataset.follow}&offset=${log.dataset.offset}`);
+        const answer = await fetch(`${log.dataset.follow}&offset=${log.dataset.offset}`, { headers: { "HX-Request": "true" } });
         if (!answer.ok) return;
         const { text, offset } = await answer.json();
         if (offset === Number(log.dataset.offset)) return;

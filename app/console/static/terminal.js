@@ -29,7 +29,8 @@
     if (sending) return;
     sending = true;
     while (waiting && mine) {
-      const data = waiting.slice(0, 16000);
+      // Never between the two halves of a character.
+      const data = waiting.slice(0, /[\uD800-\uDBFF]/.test(waiting[15999] || "") ? 15999 : 16000);
       waiting = waiting.slice(data.length);
       await post("keys", { data });
     }

@@ -105,13 +105,16 @@ class Supervisors(SupervisorPort):
                     raise
                 self._hosting = False
         await self._everybody(lambda port: port.connect())
-        await self._serve_all()
+        self._serve_soon()
         return hello
 
-    def _again(self) -> None:
+    def _serve_soon(self) -> None:
         if self._serving is not None:
             self._serving.cancel()
         self._serving = asyncio.get_running_loop().create_task(self._serve_all())
+
+    def _again(self) -> None:
+        self._serve_soon()
         if self.on_reconnect is not None:
             self.on_reconnect()
 
@@ -191,7 +194,7 @@ class Supervisors(SupervisorPort):
         for home in listed:
             try:
                 await self._serve(home)
-            except ExecError as error:
+            except (ExecError, OSError) as error:
                 log.warning("commands in %s reach no listed host: %s", home.name, error)
 
     def _listed(self) -> list[Path]:

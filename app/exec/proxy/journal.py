@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -46,7 +47,17 @@ class Record:
     def __init__(self, place: Path, facts: Mapping[str, Any]) -> None:
         self._fd = os.open(place / facts["id"], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._counts = [0, 0, 0]
-        os.write(self._fd, HEAD.format(0, 0, 0).encode() + _line(facts))
+        head = HEAD.format(0, 0, 0).encode() + _line(facts)
+        written = -1
+        try:
+            written = os.write(self._fd, head)
+        finally:
+            if written < len(head):
+                os.close(self._fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(place / facts["id"])
+        if written < len(head):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def add(self, up: int, down: int, times: int = 0) -> None:
         """Count these bytes, and connections."""

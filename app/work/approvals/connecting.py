@@ -41,8 +41,8 @@ USED: Final = "a connection"
 """What has had a decision."""
 TOLD: Final = "the agent was told"
 """This, when a decision came after the last connection had given up."""
-SOON_S: Final = 2.0
-"""A connection that waits has a decision by then."""
+SOON_S: Final = 8.0
+"""A connection that waits has a decision by then, also if it has to find another reception first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,7 @@ def decided(conn: sa.Connection, request_id: str) -> bool:
 
 def late(conn: sa.Connection, host_id: str) -> dict[str, float]:
     """Decisions for agents of a host that no connection has had: by request, the seconds until `tell` is due."""
+    now = time.time()
     query = (
         sa.select(approvals.c.id, approvals.c.decided_at)
         .join(conversations, conversations.c.id == approvals.c.conversation_id)
@@ -124,14 +125,19 @@ def late(conn: sa.Connection, host_id: str) -> dict[str, float]:
             approvals.c.turn_id == NO_TURN,
             approvals.c.state.in_(("approved", "denied")),
             approvals.c.used_by.is_(None),
+            sa.or_(approvals.c.scope == "session", approvals.c.decided_at >= now - _held_s),
             conversations.c.host_id == host_id,
             conversations.c.driver == mailbox.AGENT,
         )
+        .order_by(approvals.c.decided_at)
         .limit(LATE)
     )
-    now = time.time()
     # A clock that was set back makes nobody wait for longer.
     return {row.id: min(max(0.0, row.decided_at + SOON_S - now), SOON_S) for row in conn.execute(query)}
+
+
+_held_s: Final = approvals.c.expires_at - approvals.c.created_at
+"""How long a decision holds."""
 
 
 def tell(conn: sa.Connection, enqueuer: Enqueuer, request_id: str) -> None:

@@ -27,6 +27,7 @@ QUESTIONS: Final = 256
 LOOK_S: Final = 30.0
 """The time between two looks for decisions whose ring was lost."""
 _LINE_BYTES: Final = 1 << 14
+_UNTOLD: Final = "an agent was not told of a decision about a host; the next look tells it: %s"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -79,17 +80,24 @@ class Reception:
         """Wake agents whose commands gave up before the decision."""
         while True:
             rung, next_s = self._decided.next, LOOK_S
-            try:
-                for request_id, due_s in (await self.database.read(connecting.late, self.host_id)).items():
-                    if due_s:
-                        next_s = min(next_s, due_s)
-                    else:
-                        await self.database.write(connecting.tell, self.enqueuer, request_id)
-            except Exception as error:  # noqa: BLE001 - the next look finds them
-                log.warning("an agent was not told of a decision about a host; the next look tells it: %s", error)
+            for request_id, due_s in (await self._late()).items():
+                if due_s:
+                    next_s = min(next_s, due_s)
+                    continue
+                try:
+                    await self.database.write(connecting.tell, self.enqueuer, request_id)
+                except Exception as error:  # noqa: BLE001 - the next look finds it
+                    log.warning(_UNTOLD, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(next_s):
                     await rung.wait()
+
+    async def _late(self) -> dict[str, float]:
+        try:
+            return await self.database.read(connecting.late, self.host_id)
+        except Exception as error:  # noqa: BLE001 - the next look finds them
+            log.warning(_UNTOLD, error)
+            return {}
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def say(facts: dict[str, str]) -> None:

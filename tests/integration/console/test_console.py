@@ -405,6 +405,20 @@ def test_hostile_text_in_every_field_is_shown_and_has_no_effect(
     assert markdown(HOSTILE).count("<a ") == 0
 
 
+def test_a_text_with_very_many_cells_is_shown_as_it_is() -> None:
+    table = "|a" * 400 + "|\n" + "|-" * 400 + "|\n" + "x\n" * 400
+    assert markdown(table) == f"<pre>{table}</pre>"
+    assert "<table>" in markdown("|a|b|\n|-|-|\n|1|2|")
+
+
+def test_a_person_who_is_logged_in_sets_a_new_password_in_the_same_browser(place: Stage, crowd: Crowd) -> None:
+    person = crowd.person("edsger")
+    link = f"/first/{place.write(accounts.invite, 'edsger')}"
+    entered = person.post(link, password=PASSWORD[::-1], again=PASSWORD[::-1])
+    assert entered.status_code == 303, entered.text
+    assert person.get("/").status_code == 200
+
+
 def _kept(place: Stage) -> str:
     kept = place.read(accounts.password_of, "the-operator")
     assert kept is not None

@@ -21,6 +21,7 @@ from shellback.exec.supervisor.sandbox.bwrap import give_up
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import MOST
 from shellback.exec.wire.descriptors import closing
+from shellback.exec.wire.fields import Message, field_of, number_of, words_of
 from shellback.exec.wire.sandbox import PROXY_CONTROL, PROXY_MESSAGE, PROXY_PORT, Bounds
 
 LISTENER: Final = "proxy"
@@ -46,6 +47,20 @@ _SIGNALS: Final = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTER
 def facts_of(described: object) -> dict[str, Any]:
     """What the proxy has to know of an instance, and the keeper keeps in its notes; `described` has them by name."""
     return {name: getattr(described, name) for name in _FACTS}
+
+
+def facts_in(message: Message) -> dict[str, Any]:
+    """The same, of a request. Raises Refused if one is missing, or of another kind."""
+
+    def fact(name: str, none: Any) -> Any:
+        if isinstance(none, list):
+            return words_of(message, name)
+        if isinstance(none, str):
+            return field_of(message, name, str)
+        number = number_of(message, name, none)
+        return int(number) if isinstance(none, int) else number
+
+    return {name: fact(name, none) for name, none in _FACTS.items()}
 
 
 def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:

@@ -22,9 +22,10 @@ from shellback.exec.supervisor.process.looks import Looks
 from shellback.exec.supervisor.process.peers import Peer
 from shellback.exec.supervisor.process.streams import Screen
 from shellback.exec.supervisor.records.records import ABANDONED
+from shellback.exec.supervisor.sandbox.proxying import facts_in
 from shellback.exec.supervisor.service.starts import Starts
 from shellback.exec.supervisor.service.supervisor import Supervisor
-from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of, words_of
+from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
 from shellback.exec.wire.protocol import KILLERS, VERSION
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -169,9 +170,7 @@ class Requests:
     def _serve(self, _peer: Peer, message: Message) -> Message:
         if self._sup.stopping:
             raise Refused("stopping", "the supervisor is about to end")
-        facts = {name: words_of(message, name) for name in ("hosts", "private", "credentials")}
-        more = {"ask_s": number_of(message, "ask_s", 0.0), "scope": field_of(message, "scope", str)}
-        self._sup.sandboxes.contained.serve(field_of(message, "home", str), {**facts, **more})
+        self._sup.sandboxes.contained.serve(field_of(message, "home", str), facts_in(message))
         return {}
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
