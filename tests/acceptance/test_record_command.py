@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Generator
@@ -76,7 +77,7 @@ def test_asciinema_plays_it(on_stage: Started, tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     played = subprocess.run(
         ["asciinema", "cat", str(file)], stdin=subprocess.DEVNULL, capture_output=True,
-        timeout=PATIENCE_S, check=True,
+        timeout=PATIENCE_S, check=True, env={"PATH": os.defpath, "LC_ALL": "C.UTF-8"},
     )  # fmt: skip
     assert played.stdout == b"one\r\ntwo\r\n"
 
