@@ -33,7 +33,7 @@ quick: $(STAMP) ## the unit tests, and in the time left those of packages that c
 test: $(STAMP) ## the tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
 	@$(BIN)/python -m pytest -n 6 --dist worksteal $(AGAIN) -m "not long" $(ARGS)
 
-test-long: $(STAMP) ## the tests of whole programs, containers and series of kills
+test-long: $(STAMP) ## the tests of whole programs, containers, series of kills, and parts together
 	@$(BIN)/python -m pytest -n 4 --dist worksteal $(AGAIN) -m long $(ARGS)
 
 test-lowest: $(LOWEST)/.stamp ## unit and conformance tests with the oldest versions that pyproject.toml allows

@@ -31,27 +31,21 @@ LONG = (
     "escape/*",
     "hostile/test_scarce_resources.py",
     "hostile/test_terminal_text.py",
-    "integration/*/*_crash.py",
-    "integration/*/*containers*",
-    "integration/*/*directories*",
-    "integration/*/*podman*",
-    "integration/console/*",
-    "integration/mcp_server/test_asking.py",
-    "integration/mcp_server/test_calls.py",
-    "integration/mcp_server/test_tasks.py",
-    "integration/persistent/test_persistent_shells.py",
-    "integration/serving/test_mcp_http.py",
-    "integration/supervisor/test_syscall_sweep.py",
-    "integration/terminals/test_terminal_programs.py",
-    "integration/test_orders.py",
-    "integration/work/test_bound_workspaces.py",
-    "integration/work/test_retention.py",
+    "integration/*",
+    "integration/*/*",
     "model/*",
 )
-"""Whole programs, escapes, containers, series of kills and what takes a minute: `make test-long` runs them, and
-`make test` everything else, in six minutes on two cores."""
-STORY = ("acceptance/test_loop.py", "acceptance/test_story.py")
-"""The main job from end to end, which `make test` runs too."""
+"""Whole programs, and parts that are tried together: `make test-long` runs them, and `make test` everything else."""
+SHORT = ("acceptance/test_loop.py", "acceptance/test_story.py", "integration/engine/*", "integration/work/*")
+"""Of these, the main job from end to end, and the engine and the queue behind it: `make test` runs them."""
+TOO_LONG = (
+    "test_approved_bytes.py",
+    "test_bound_workspaces.py",
+    "test_retention.py",
+    "*_crash.py",
+    "*directories*",
+)
+"""Of these in turn, what takes a minute. `make test` takes six on two cores."""
 UNSTABLE = 5
 """How many tests of a run may pass at the second attempt only; `--reruns 1` gives a failed test that attempt."""
 
@@ -75,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
         path = item.path.relative_to(ROOT / "tests")
-        if any(path.match(one) for one in LONG) and not any(path.match(one) for one in STORY):
+        is_long, is_short, is_too_long = (any(path.match(one) for one in some) for some in (LONG, SHORT, TOO_LONG))
+        if is_long and (is_too_long or not is_short):
             item.add_marker("long")
 
 
