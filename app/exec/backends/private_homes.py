@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -26,6 +27,10 @@ HOMES: Final = "homes"
 """Below the state directory."""
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108 - a directory is made there whose name nobody can guess
 _PREFIX: Final = "shellback-homes-"
+
+
+_ONE: Final = threading.Lock()
+"""Two first commands at once would each replace the root that the other has just made."""
 
 
 class PrivateHomes:
@@ -53,8 +58,9 @@ class PrivateHomes:
             BackendUnavailable: It cannot be made.
         """
         try:
-            self._have_root()
-            home = self.path(scope)
+            with _ONE:
+                self._have_root()
+                home = self.path(scope)
             home.parent.mkdir(mode=0o711, exist_ok=True)
             home.mkdir(mode=0o700, exist_ok=True)
             if home.lstat().st_uid != self._uid:
