@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -96,8 +97,7 @@ def list_() -> None:
         "MADE": lambda one: f"{stamp(one.created_at)} by {one.owner}",
     }
     none = "no accounts: `shellback users add NAME --role operator` makes one"
-    facts = [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found]
-    show(facts, table_lines(found, columns) if found else [none])
+    show([asdict(one) for one in found], table_lines(found, columns) if found else [none])
 
 
 @users.command()

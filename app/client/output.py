@@ -41,6 +41,26 @@ class Shown:
         raise NotImplementedError
 
 
+class Collected(Shown):
+    """What a terminal showed, until it is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self._parts.append(text)
+
+    def dropped(self, holes: list[Hole]) -> None:
+        self.say(f"\r\n[{dropped_text(holes)}]\r\n")
+
+    def take(self) -> bytes:
+        """What was collected since the last call."""
+        data = "".join(self._parts).encode()
+        self._parts.clear()
+        return data
+
+
 class Kept(Shown):
     """Text and counts, for a program."""
 

@@ -7,14 +7,12 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
-from shellback.client.output import CHUNK, SessionLog, Shown
+from shellback.client.output import CHUNK, Collected, SessionLog
 from shellback.exec.core import limits
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import Session, SessionEnd
-from shellback.exec.log.output import dropped_text
 from shellback.exec.supervisor.records.times import Stretch, sizes, stretches
 from shellback.exec.wire import layout
-from shellback.exec.wire.gaps import Hole
 from shellback.work.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ COMMAND_CHARS: Final = 1000
 Version = Literal[2, 3]
 
 
-class Recording(Shown):
+class Recording(Collected):
     """Makes the lines of an asciicast of one session, each with its line end. Its output is at most `MOST` long.
 
     It has what `attach` would show, with secrets hidden as in `logs`. What was printed before is told when the last of
@@ -50,7 +48,6 @@ class Recording(Shown):
         self._command = self._masked(where.mask.hide_text(session.command))[:COMMAND_CHARS]
         self._began = session.started_at or session.created_at
         self._passing = Passing(writable=False)
-        self._parts: list[str] = []
         self._room = MOST
         self._ms = 0
         self._size = (0, 0)
@@ -84,13 +81,6 @@ class Recording(Shown):
         if end is not None and code is not None and self._version == 3 and not self.full:
             yield self._event(end.ended_at, "x", str(code))
 
-    def say(self, text: str) -> None:
-        """Take a piece of output."""
-        self._parts.append(text)
-
-    def dropped(self, holes: list[Hole]) -> None:
-        self.say(f"\r\n[{dropped_text(holes)}]\r\n")
-
     def _more(self, printed: list[Stretch]) -> Iterator[str]:
         resized = [one for one in sizes(self._times) if one.offset >= self.offset]
         for stretch in printed:
@@ -105,8 +95,7 @@ class Recording(Shown):
     def _output(self, end: int, at: float) -> Iterator[str]:
         while self.offset < end and not self.full:
             before, self.offset = self.offset, self._log.copy(self.offset, self, min(CHUNK, end - self.offset))
-            text = self._passing.feed("".join(self._parts).encode()).decode()
-            self._parts.clear()
+            text = self._passing.feed(self.take()).decode()
             if text:
                 self._room -= len(text)
                 yield self._event(at, "o", text)

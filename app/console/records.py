@@ -112,7 +112,6 @@ def _ended(one: Saved) -> str:
 
 
 _Columns = Mapping[str, str | Callable[[Any], Any]]
-_WRITTEN: Final[_Columns] = {"rule": lambda one: one.described(), "note": "note"}
 _SAVED: Final[_Columns] = {
     "rule": lambda one: one.rule.described(),
     "state": _ended,

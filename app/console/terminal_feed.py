@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
 
-from shellback.client.output import SessionLog, Shown
+from shellback.client.output import Collected, SessionLog
 from shellback.client.processes import find_end, how
 from shellback.exec.core import limits
 from shellback.exec.core.errors import (
@@ -30,12 +30,10 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.model import Session, WindowSize
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.core.threads import cancelled
-from shellback.exec.log.output import dropped_text
 from shellback.exec.supervisor.records.times import sizes
 from shellback.exec.terminals.attaching import Attachment, Passing
 from shellback.exec.terminals.screen import usual_size
 from shellback.exec.wire import layout
-from shellback.exec.wire.gaps import Hole
 from shellback.exec.wire.ring import Ring
 from shellback.storage.errors import StorageError
 from shellback.work.approvals.typed import Typing
@@ -69,26 +67,6 @@ READ_S: Final = 10.0
 Told = dict[str, Any]
 
 
-class _Text(Shown):
-    """Collects output without secrets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[str] = []
-
-    def say(self, text: str) -> None:
-        self._parts.append(text)
-
-    def dropped(self, holes: list[Hole]) -> None:
-        self.say(f"\r\n[{dropped_text(holes)}]\r\n")
-
-    def take(self) -> bytes:
-        """What was collected since the last call."""
-        data = "".join(self._parts).encode()
-        self._parts.clear()
-        return data
-
-
 @dataclass(eq=False, slots=True)
 class Viewer:
     """One page that shows the terminal. `id` proves to the server that a request is of this page."""
@@ -118,7 +96,7 @@ class Feed:
         self._where = where
         self._at = Attachment(port, session, where.home)
         self._log = SessionLog(where, session, err=False)
-        self._text = _Text()
+        self._text = Collected()
         self._passing = Passing(writable=True)  # a viewer may take the keyboard at any time
         self._offset = 0
         self._chunks: deque[tuple[int, str]] = deque()
@@ -297,7 +275,7 @@ class Feed:
             SessionOver: It has ended.
             NoInput: It takes no input.
         """
-        viewer = self._viewer(viewer_id, name)
+        self._viewer(viewer_id, name)
         if self._over is not None or not self.session.live:
             raise SessionOver(f"session {self.session.id} has ended. Nothing was typed")
         if not self.session.stdin_open:
@@ -338,7 +316,7 @@ class Feed:
 
     def _holds(self, viewer_id: str, name: str) -> _Keyboard:
         viewer = self._viewer(viewer_id, name)
-        if self._keyboard is None or self._keyboard.viewer is not viewer:
+        if self._keyboard is None or not self._has_keyboard(viewer):
             raise InvalidRequest("another page has the keyboard. Nothing was typed: take it first")
         return self._keyboard
 

@@ -202,7 +202,7 @@ class BubblewrapBackend(ChosenBackend):
         sandbox = self.sandbox(spec.profile, scope, covers)
         proxied: Mapping[str, str] = {}
         if sandbox.proxied and spec.env_mode == "extend":
-            proxied = await asyncio.to_thread(self.listed.environment, sandbox.key)
+            proxied = await self.listed.environment(sandbox.key)
         argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
             argv=argv,

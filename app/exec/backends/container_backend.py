@@ -224,7 +224,7 @@ class ContainerBackend(ChosenBackend):
         home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
         if self.hosts and spec.env_mode == "extend" and spec.profile == WORK:
-            base |= await asyncio.to_thread(self.listed.environment, home.name)
+            base |= await self.listed.environment(home.name)
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
         argv, env = shell_words(self.shell, spec, workspace=WORKSPACE, private=HOME, user=self._name)
         given = {name: ours[name] for name in ours.keys() & env.keys() - spec.env.keys()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,7 +17,7 @@ from shellback.exec.supervisor.process.job import ITSELF, Job
 from shellback.exec.supervisor.records.records import ABANDONED, Records, Unreadable
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import closing
-from shellback.exec.wire.peers import peer_of
+from shellback.exec.wire.peers import listening
 from shellback.exec.wire.protocol import Message
 
 DESCRIPTION: Final = layout.CONTAINER
@@ -65,13 +64,8 @@ def listens(home: Path) -> bool:
 
 def peer(home: Path) -> int:
     """The pid, on this machine, of the process that listens there; 0 if there is none."""
-    with (
-        contextlib.suppress(OSError),
-        linux.opened(home / layout.SUPERVISOR, _FOLDER) as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection,
-    ):
-        connection.connect(f"/proc/self/fd/{folder}/{layout.SOCKET}")
-        return peer_of(connection)[0]
+    with contextlib.suppress(OSError), linux.opened(home / layout.SUPERVISOR, _FOLDER) as folder:
+        return listening(folder, layout.SOCKET)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,11 +90,15 @@ class Listed:
             )
         return text
 
-    def environment(self, key: str) -> Mapping[str, str]:
+    async def environment(self, key: str) -> Mapping[str, str]:
         """That by which programs in the sandbox instance `key` find the proxy, placeholders, and whom to trust.
 
-        Blocks to read values; raises BackendUnavailable if one cannot be had.
+        Raises BackendUnavailable if a value cannot be had.
         """
+        # A list without credentials costs a start no thread.
+        return await asyncio.to_thread(self._with_credentials, key) if self.hosts.credentials else PROXIED
+
+    def _with_credentials(self, key: str) -> Mapping[str, str]:
         found = {**PROXIED, **(TRUSTING if self.trust is not None else {})}
         for one in self.hosts.credentials:
             try:

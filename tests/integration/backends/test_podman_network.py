@@ -20,6 +20,7 @@ from shellback.exec.reports.connections import connections
 from shellback.exec.wire.hosts import Hosts
 from tests import dockers, images
 from tests.execs import end_of, granted, launch, origin, printed, spec
+from tests.halves import in_halves
 from tests.podmans import Pod, pod, podman
 from tests.sandboxes import program_needed
 from tests.supervisors import end, kill, stop, until
@@ -33,11 +34,11 @@ IDLE_S = 0.5
 class Net:
     """A server on this machine that says `first`, and `last` once it is told to, and containers that may reach it."""
 
-    def __init__(self, made: Pod, port: int) -> None:
+    def __init__(self, made: Pod, port: int, go: asyncio.Event) -> None:
         self.pod = made
         self.url = f"http://127.0.0.1:{port}/"
         self.other = f"http://127.0.0.1:{port + 1}/"
-        self.go = asyncio.Event()
+        self.go = go
 
     async def host(self) -> tuple[int, int]:
         """Supervisor and keeper of the host."""
@@ -52,22 +53,10 @@ class Net:
 
 @pytest.fixture(params=["podman"])
 async def net(request: pytest.FixtureRequest) -> AsyncGenerator[Net]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nfirst\n")
-            await writer.drain()
-            if b"/waits" in head:
-                await found.go.wait()
-            writer.write(b"last\n")
-            await writer.drain()
-        writer.close()
-
     program_needed("curl")
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, pod(request.param) as made:
-        port = server.sockets[0].getsockname()[1]
-        found = Net(made, port)
+    go = asyncio.Event()
+    async with in_halves(go) as port, pod(request.param) as made:
+        found = Net(made, port, go)
         root = images.with_programs("curl")
         image = dockers.image(root) if made.kind == "docker" else str(root)
         made.options = {"network": Hosts([f"127.0.0.1:{port}"]), "image": image}

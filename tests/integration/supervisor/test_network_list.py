@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -16,6 +15,7 @@ from shellback.exec.backends.listed import PROXIED
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.reports.connections import Connection, connections
 from shellback.exec.wire.hosts import Hosts
+from tests.halves import in_halves
 from tests.sandboxes import Boxes, boxes, program_needed
 from tests.supervisors import kill, until
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.anyio
 class Net:
     """A server on this machine that says `first`, and `last` once it is told to, and sandboxes that may reach it."""
 
-    def __init__(self, box: Boxes, port: int) -> None:
+    def __init__(self, box: Boxes, port: int, go: asyncio.Event) -> None:
         self.box = box
         self.port = port
-        self.go = asyncio.Event()
+        self.go = go
 
     async def sh(self, name: str, text: str, profile: str = WORK) -> str:
         """All that a line of bash says."""
@@ -53,21 +53,10 @@ CURL = "curl -sS -m 20 --noproxy ''"
 
 @pytest.fixture
 async def net(tmp_path: Path) -> AsyncGenerator[Net]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nfirst\n")
-            await writer.drain()
-            if b"/waits" in head:
-                await found.go.wait()
-            writer.write(b"last\n")
-            await writer.drain()
-        writer.close()
-
     program_needed("curl")
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, boxes(tmp_path) as box:
-        found = Net(box, server.sockets[0].getsockname()[1])
+    go = asyncio.Event()
+    async with in_halves(go) as port, boxes(tmp_path) as box:
+        found = Net(box, port, go)
         box.backend = BubblewrapBackend(box.workspace, network=Hosts([f"127.0.0.1:{found.port}", "listed.example"]))
         yield found
         found.go.set()

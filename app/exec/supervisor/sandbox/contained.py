@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from shellback.exec.supervisor.sandbox import namespaces
 from shellback.exec.supervisor.sandbox.proxying import LISTENER, Proxying, listener
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import closing
-from shellback.exec.wire.peers import peer_of
+from shellback.exec.wire.peers import listening
 from shellback.exec.wire.protocol import Refused
 from shellback.exec.wire.sandbox import CONTAINED_HOME, PROXY_PORT
 
@@ -161,12 +160,8 @@ def _unless(wrong: bool, why: str) -> None:
 
 def _keeper_of(home: str) -> int:
     """The parent of who listens at the socket of this home."""
-    with (
-        closing(os.open(os.path.join(home, layout.SUPERVISOR), _FOLDER)) as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as one,
-    ):
-        one.connect(f"/proc/self/fd/{folder}/{layout.SOCKET}")
-        proc = procfs.read(peer_of(one)[0])
+    with closing(os.open(os.path.join(home, layout.SUPERVISOR), _FOLDER)) as folder:
+        proc = procfs.read(listening(folder, layout.SOCKET))
     if proc is None:
         raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
     return proc.ppid
