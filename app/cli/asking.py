@@ -22,7 +22,7 @@ from shellback.exec.wire.peers import peer_is_ours
 
 DESK: Final = "desk"
 """The directory in the state directory with one socket per worker. `layout` would be slow to import."""
-VERSION: Final = 3
+VERSION: Final = 4
 """Rises when a question or its answer changes. A worker of another version answers nothing."""
 GREETING_S: Final = 1.0
 PATIENCE_S: Final = 5.0
@@ -35,6 +35,7 @@ QUESTIONS: Final = {
     "requests": "approvals:listed",
     "send": "send:deliver",
     "outcome": "send:outcome",
+    "chat": "chat:begun",
 }
 """The function in this package that answers each question, with a `Place` and arguments. Arguments and answer are JSON.
 
@@ -80,6 +81,14 @@ def asking(*, here: bool = False) -> Generator[Ask]:
             return until(found, deadline - time.monotonic(), late) if callable(found) else found
 
         yield ask
+
+
+def of_a_worker(question: str, **given: Any) -> Any:
+    """A worker's answer, or None: no worker answers, or it cannot."""
+    if (desk := _reached()) is not None:
+        with contextlib.closing(desk), contextlib.suppress(OSError, ValueError):
+            return desk.ask(question, time.monotonic(), given)
+    return None
 
 
 class _Desk:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from shellback.cli.asking import of_a_worker
 from shellback.cli.cards import wrapped
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
@@ -32,8 +33,9 @@ from shellback.exec.core.errors import ExecError
 from shellback.work.errors import WorkError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shellback.cli.deciding import Asked
-    from shellback.settings import Settings
     from shellback.wiring.wiring import Place
     from shellback.work.approvals.approvals import Request
     from shellback.work.approvals.sending import Sent
@@ -84,65 +86,101 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
       shellback chat -c shop -w web         begin a conversation in the workspace web
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.wiring import wiring
-    from shellback.work.approvals.sending import require_name
-    from shellback.work.queue import stream
-    from shellback.work.queue.mailbox import workspace_of
+    person = sys.stdin.isatty() and sys.stdout.isatty()
+    with handled(_leave, signal.SIGTERM, signal.SIGHUP), contextlib.ExitStack() as stack:
+        # A worker that runs has loaded all that the prompt needs; what a message needs is loaded behind the prompt.
+        told = of_a_worker("chat", conversation=conversation, workspace=workspace) if person else None
+        seat = None if told is None else _greeted(stack, told)
+        settings = lasting_settings()
+        where = stack.enter_context(opened(settings))
+        from shellback.wiring import wiring
+        from shellback.work.queue.mailbox import Workspace
 
-    require_name(conversation)
-    settings = lasting_settings()
-    with handled(_leave, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
-        if not worker_lives(where):
-            from shellback.wiring.choice import check_workspace
+        wanted = None
+        if told is None:
+            wanted = _workspace(where, conversation, workspace)
+            if not worker_lives(where):
+                from shellback.wiring.choice import check_workspace
 
-            make_default(settings)
-            check_workspace(settings)
-        wanted = known = where.database.read_now(workspace_of, conversation)
-        if workspace is not None:
-            from shellback.wiring.spaces import bound  # the tools, and with them the agent framework: slow
-
-            wanted = bound(settings, workspace).of(conversation)
-        if known not in {None, wanted}:
-            raise Refused(
-                f"conversation {conversation} works in workspace {known} since its start, not in {wanted}: leave"
-                " --workspace out, or give another name with --conversation"
-            )
-        person = sys.stdin.isatty() and sys.stdout.isatty()
-        with a_worker(where) as ours:
-            if person:
-                _greet(conversation, settings, wanted, ours=ours is not None)
-            if ours is not None and ours.on_the_host and settings.enable_execute:
-                click.echo(f"commands run on the host, without a sandbox: {ours.on_the_host}", err=not person)
-            # What happens from now on is shown: a person who sees the prompt counts on it.
-            since = where.database.read_now(stream.last_number)
-            # The queue is opened behind the prompt: loading it takes longer than all the rest.
-            with _seat() if person else contextlib.nullcontext() as seat, wiring.enqueuing(where) as enqueuer:
-                talk = Talk(
-                    where,
-                    enqueuer,
-                    conversation,
-                    by=me(),
-                    interrupt=interrupt,
-                    child=ours,
-                    since=since,
-                    workspace=wanted,
-                )
-                code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)
-            if person and ours is not None:
-                click.echo("stopping the worker; a running turn ends first, processes keep running")
+                make_default(settings)
+                check_workspace(settings)
+        ours = stack.enter_context(a_worker(where))
+        if person and ours is not None:
+            stack.callback(click.echo, "stopping the worker; a running turn ends first, processes keep running")
+        if told is None:
+            told = _told(where, conversation, wanted, ours=ours)
+            seat = _greeted(stack, told) if person else None
+            for line in () if person else _unsafe(where, ours):
+                click.echo(line, err=True)
+        talk = Talk(
+            where,
+            stack.enter_context(wiring.enqueuing(where)),
+            conversation,
+            by=me(),
+            interrupt=interrupt,
+            child=ours,
+            since=told["since"],
+            workspace=None if told["workspace"] is None else Workspace(*told["workspace"]),
+        )
+        code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)
     sys.exit(code)
 
 
-def _greet(conversation: str, settings: Settings, workspace: Workspace | None, *, ours: bool) -> None:
-    worker = "its own worker" if ours else "the running worker"
+def begun(where: Place, *, conversation: str, workspace: str | None) -> dict[str, Any]:
+    """What chat needs for its prompt: the lines above it, the workspace, and the event after which all are shown.
+
+    Raises:
+        InvalidRequest: There can be no conversation of this name.
+        Refused: The conversation works in another workspace.
+    """
+    return _told(where, conversation, _workspace(where, conversation, workspace), ours=None)
+
+
+def _workspace(where: Place, conversation: str, workspace: str | None) -> Workspace | None:
+    from shellback.work.approvals.sending import require_name
+    from shellback.work.queue.mailbox import workspace_of
+
+    require_name(conversation)
+    wanted = known = where.database.read_now(workspace_of, conversation)
+    if workspace is not None:
+        from shellback.wiring.spaces import bound  # the tools, and with them the agent framework: slow
+
+        wanted = bound(where.settings, workspace).of(conversation)
+    if known not in {None, wanted}:
+        raise Refused(
+            f"conversation {conversation} works in workspace {known} since its start, not in {wanted}: leave"
+            " --workspace out, or give another name with --conversation"
+        )
+    return wanted
+
+
+def _told(where: Place, conversation: str, workspace: Workspace | None, *, ours: WorkerChild | None) -> dict[str, Any]:
+    from shellback.work.queue import stream
+
+    settings = where.settings
+    worker = "the running worker" if ours is None else "its own worker"
     answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
-    click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D leaves")
+    lines = [f"conversation {conversation}, {worker}, {answers}; Ctrl-D leaves"]
     if settings.enable_execute:
         but = "" if settings.auto_approve == "off" else ", except read-only ones in a sandbox"
         place = workspace if workspace is not None and workspace.path else settings.workspace_root
-        click.echo(f"commands run in {place}; each needs approval{but}")
+        lines += [f"commands run in {place}; each needs approval{but}", *_unsafe(where, ours)]
     else:
-        click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
+        lines.append("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
+    # What happens from now on is shown: a person who sees the prompt counts on it.
+    return {"greeting": lines, "workspace": workspace, "since": where.database.read_now(stream.last_number)}
+
+
+def _unsafe(where: Place, ours: WorkerChild | None) -> list[str]:
+    if ours is None or not ours.on_the_host or not where.settings.enable_execute:
+        return []
+    return [f"commands run on the host, without a sandbox: {ours.on_the_host}"]
+
+
+def _greeted(stack: contextlib.ExitStack, told: Mapping[str, Any]) -> Seat:
+    for line in told["greeting"]:
+        click.echo(line)
+    return stack.enter_context(_seat())
 
 
 def _seat() -> Seat:

@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 import pytest
 import sqlalchemy as sa
 
-from shellback.cli import send
+from shellback.cli import chat, send
 from shellback.cli.asking import DESK, VERSION, WAITS
 from shellback.settings import Settings
 from shellback.storage.tables import mailbox
@@ -29,10 +29,9 @@ place = staged(worker=True)
 alone = staged(scope="function")
 
 
-def loaded(stage: Stage, *args: str) -> set[str]:
+def loaded(stage: Stage, *args: str, program: str = "from shellback.cli.main import main; main()") -> set[str]:
     """Top-level names of all modules that a command has loaded when it ends."""
-    code = f"import atexit, sys; atexit.register(lambda: {SHOW}); sys.argv = {['shellback', *args]!r}\n"
-    code += "from shellback.cli.main import main; main()"
+    code = f"import atexit, sys; atexit.register(lambda: {SHOW}); sys.argv = {['shellback', *args]!r}\n{program}"
     done = run_to_end(sys.executable, "-P", "-c", code, cwd=stage.root, env=environment(stage, {}))
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
@@ -41,6 +40,28 @@ def loaded(stage: Stage, *args: str) -> set[str]:
 @pytest.mark.parametrize("args", [*SHORT, ["send", "-c", "light", "hello"], ["send", "-c", "light", "--wait", "hello"]])
 def test_beside_a_worker_a_command_loads_no_database_no_settings_and_no_agent(place: Stage, args: list[str]) -> None:
     assert loaded(place, *args).isdisjoint(HEAVY)
+
+
+def test_beside_a_worker_chat_has_its_prompt_before_it_loads_database_settings_and_agent(place: Stage) -> None:
+    program = """
+import shellback.cli.chat as chat
+chat._seat = lambda: sys.exit(0)
+sys.stdin.isatty = sys.stdout.isatty = lambda: True
+chat.chat(["-c", "seen"], standalone_mode=False)
+"""
+    assert loaded(place, program=program).isdisjoint(HEAVY - {"asyncio"})
+
+
+def test_a_worker_tells_chat_what_chat_finds_itself(place: Stage) -> None:
+    told = """
+import json
+from shellback.cli.asking import of_a_worker
+print(json.dumps(of_a_worker("chat", conversation="seen", workspace=None)))
+"""
+    done = run_to_end(sys.executable, "-P", "-c", told, cwd=place.root, env=environment(place, {}))
+    found = chat.begun(place.where, conversation="seen", workspace=None)
+    assert json.loads(done.stdout) == found
+    assert found["greeting"][0].startswith("conversation seen, the running worker")
 
 
 def without_time(text: str) -> Any:

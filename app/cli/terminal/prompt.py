@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final, Self, TypeVar, cast
 
 import click
-from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.application import Application, run_in_terminal
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
@@ -44,6 +44,8 @@ T = TypeVar("T")
 _MAIN: Final = threading.main_thread().ident or 0
 LIVE_ROWS: Final = 8
 """So many rows of an answer that is not complete are shown below those that are."""
+SWITCH_S: Final = 0.0005
+"""What the caller loads meanwhile keeps a key from its echo for no longer."""
 _STYLE: Final = Style.from_dict({"prompt": "bold", "growing": "ansiyellow", "status": "italic"})
 _FENCE: Final = "```"
 
@@ -75,6 +77,8 @@ class Prompt(Seat):
         """See `Seat`."""
         self._stack.enter_context(self._interrupts.caught())
         self._modes = termios.tcgetattr(sys.stdin.fileno())
+        self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
         self._begun.wait()
         return self
@@ -193,9 +197,9 @@ class Prompt(Seat):
     def _run(self) -> None:
         app = self._session.app
         try:
-            self._loop.run_until_complete(
-                app.run_async(pre_run=self._begun.set, handle_sigint=False, set_exception_handler=False)
-            )
+            # Who waits for the prompt has it before the caller loads what only a message needs.
+            app.after_render += self._drawn
+            self._loop.run_until_complete(app.run_async(handle_sigint=False, set_exception_handler=False))
         except EOFError:
             self._lines.put(None)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -203,6 +207,9 @@ class Prompt(Seat):
         finally:
             self._begun.set()
             self._loop.close()
+
+    def _drawn(self, _: Application[str]) -> None:
+        self._begun.set()
 
     def _made(self, words: Iterable[str], history: Iterable[str]) -> PromptSession[str]:
         out = painter()

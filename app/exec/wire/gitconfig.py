@@ -15,21 +15,19 @@ MOST_BYTES: Final = 64 * 1024
 MOST_NAMES: Final = 20
 UNREADABLE: Final = "what cannot be read as git configuration"
 
-HARMLESS: Final = re.compile(
+_HARMLESS: Final = (
     r"core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol"
     r"|safecrlf|abbrev|quotepath|untrackedcache|preloadindex|compression|loosecompression|bigfilethreshold|whitespace)"
     r"|user\.(name|email)|remote\..+\.(url|pushurl|fetch|push|mirror|tagopt|prune)|branch\..+\.(remote|merge|rebase|pushremote)"
     r"|init\.defaultbranch|pull\.(rebase|ff)|push\.(default|autosetupremote|followtags)|fetch\.prune|merge\.(ff|conflictstyle)"
     r"|color\.[a-z.]+|advice\.[a-z]+|diff\.(algorithm|renames|mnemonicprefix|colormoved|context|noprefix|interhunkcontext)"
     r"|log\.(date|decorate|abbrevcommit|follow)|status\.[a-z]+|rerere\.(enabled|autoupdate)|gc\.auto|commit\.gpgsign"
-    r"|tag\.(sort|gpgsign)|branch\.(sort|autosetuprebase|autosetupmerge)|lfs\.repositoryformatversion",
-    re.IGNORECASE | re.DOTALL,
+    r"|tag\.(sort|gpgsign)|branch\.(sort|autosetuprebase|autosetupmerge)|lfs\.repositoryformatversion"
 )
 """Keys that are harmless with any value."""
-_STORED: Final = re.compile(
+_STORED: Final = (
     r"submodule\.(active|.+\.(url|active|branch|path|ignore|shallow|fetchrecursesubmodules|update))"
-    r"|extensions\.(objectformat|refstorage|relativeworktrees|worktreeconfig)|core\.(worktree|fsmonitor)",
-    re.IGNORECASE | re.DOTALL,
+    r"|extensions\.(objectformat|refstorage|relativeworktrees|worktreeconfig)|core\.(worktree|fsmonitor)"
 )
 """Keys that git itself writes into a new repository, harmless with a value that `_harmless_value` accepts."""
 _PLAIN_URL: Final = re.compile(r"(?:(?:https?|ssh|git|file)://[^-\s][^\s]*|[^-:\s][^:\s]*(?::(?!:|//)[^\s]*)?)")
@@ -142,9 +140,19 @@ def _value(text: str, at: int) -> tuple[str | None, int]:  # noqa: C901 - charac
     return "".join(kept[:whole]), at
 
 
+def harmless(name: str) -> bool:
+    """Whether git setting `name` is harmless with any value."""
+    return _matches(_HARMLESS, name)
+
+
+def _matches(names: str, name: str) -> bool:
+    # Compiled when first needed, because these two are a third of a megabyte of a supervisor without repositories.
+    return re.fullmatch(names, name, re.IGNORECASE | re.DOTALL) is not None
+
+
 def _harmless(name: str, value: str | None, place: str) -> bool:
-    known = HARMLESS.fullmatch(name) or _STORED.fullmatch(name)
-    return known is not None and _harmless_value(
+    known = harmless(name) or _matches(_STORED, name)
+    return known and _harmless_value(
         name.rpartition(".")[2], name, "true" if value is None else value, place
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from shellback.exec.core.sight.sight import Sight, Unseen
 from shellback.exec.wire import gitindex
-from shellback.exec.wire.gitconfig import HARMLESS
+from shellback.exec.wire.gitconfig import harmless
 
 MOST_BYTES: Final = 64 * 1024
 """The most bytes of a configuration file; a longer one is refused."""
@@ -150,7 +150,7 @@ class _Look:
 
 
 def _strange(name: str) -> bool:
-    return not HARMLESS.fullmatch(name)
+    return not harmless(name)
 
 
 def _said(name: str) -> str:
