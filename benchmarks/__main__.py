@@ -36,6 +36,7 @@ def benches() -> tuple[Bench, ...]:
         imports,
         loop,
         masking,
+        mcp,
         network,
         people,
         podman,
@@ -69,6 +70,7 @@ def benches() -> tuple[Bench, ...]:
         *following.BENCHES,
         *growth.BENCHES,
         *masking.BENCHES,
+        *mcp.BENCHES,
     )
 
 
