@@ -18,7 +18,7 @@ from shellback.cli.cards import wrapped
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
-from shellback.cli.overview import Overview
+from shellback.cli.overview import Overview, seen_in
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
 from shellback.cli.terminal.line_editor import Line
 from shellback.cli.terminal.screen import PROMPT, Lines, PlainSeat, Screen, Seat
@@ -110,7 +110,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
         person = sys.stdin.isatty() and sys.stdout.isatty()
         with a_worker(where) as ours:
             if person:
-                _greet(conversation, settings, wanted, ours=ours is not None)
+                _greet(conversation, seen_in(settings, wanted), wanted, ours=ours is not None)
             if ours is not None and ours.on_the_host and settings.enable_execute:
                 click.echo(f"commands run on the host, without a sandbox: {ours.on_the_host}", err=not person)
             # What happens from now on is shown: a person who sees the prompt counts on it.
