@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from shellback.environment import database_of, harmless, pass_on, variables
 from shellback.exec.backends.container import IDLE_S, IMAGE
@@ -184,6 +184,8 @@ class Settings(BaseModel):
     )
     shellback_crash_points: Path | None = setting(None, "an absolute directory (tests only)")
 
+    _workspace: str = PrivateAttr("")
+
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read all settings from `environ`, or from the environment and `.env`.
@@ -292,6 +294,25 @@ class Settings(BaseModel):
     @classmethod
     def _known_database(cls, value: str, info: ValidationInfo) -> str:
         return database_of(value, info.data.get("shellback_home"))
+
+    def of_workspace(self, name: str, own: Mapping[str, Any]) -> Self:
+        """These settings as they are in the named workspace, which has its `own` values for some of them.
+
+        Raises:
+            SettingsError: At least one value is not allowed; it names all of them.
+        """
+        try:
+            checked = type(self)(**{**{key: getattr(self, key) for key in self.model_fields_set}, **own})
+        except ValidationError as error:
+            raise SettingsError(tuple(_problems(type(self), error))) from None
+        found = self.model_copy(update={key: getattr(checked, key) for key in own})
+        found._workspace = name  # noqa: SLF001 - ours
+        return found
+
+    @property
+    def workspace(self) -> str:
+        """The name of the workspace whose own settings these are; "" for those of all others."""
+        return self._workspace
 
     @property
     def hidden(self) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from shellback.agent.errors import AgentUnavailable, ModelUnavailable
@@ -14,6 +15,7 @@ from shellback.telemetry.watches import missing
 from shellback.wiring import agency
 from shellback.wiring.choice import Choice, a_workspace, choose
 from shellback.wiring.spaces import named
+from shellback.wiring.views import Views, tried
 
 _SHOWN: Final = 3
 HOST: Final = "approve with care: an approved command can do everything that this user can"
@@ -53,13 +55,25 @@ def workspaces(settings: Settings) -> list[Check]:
     """The named workspaces, if there are any."""
     try:
         found = named(settings)
+        Views(settings)
     except ExecError as error:
         return [Check("workspaces", "fail", str(error))]
     missing = [f"{name} ({path})" for name, path in found.items() if not path.is_dir()]
     if missing:
         text, remedy = f"missing: {', '.join(missing)}", "create the directory, or `shellback workspaces remove NAME`"
         return [Check("workspaces", "warn", text, remedy)]
-    return [Check("workspaces", "ok", f"default, {', '.join(found)}")] if found else []
+    return [Check("workspaces", "ok", f"default, {', '.join(found)}"), *_own(settings)] if found else []
+
+
+def _own(settings: Settings) -> Iterator[Check]:
+    """The workspaces that have settings of their own, tried."""
+    for seen in Views(settings).agents():
+        yield replace(model(seen), name=f"agent of {seen.workspace}")
+    for name, found in tried(settings):
+        if isinstance(found, ExecError):
+            yield Check(f"workspace {name}", "fail", str(found))
+        else:
+            yield Check(f"workspace {name}", "ok", f"{found.backend.name} ({found.why})")
 
 
 def sandbox(settings: Settings) -> list[Check]:

@@ -87,9 +87,10 @@ def _workspace_of(where: Place, conversation: str) -> Path:
 
 def _home(where: Place, workspace: Path) -> Home:
     from shellback.exec.log.links import LogLinks
+    from shellback.wiring.views import Views
     from shellback.work.hosts.unknown import Home
 
-    backend = choose(where.settings, workspace).backend
+    backend = choose(Views(where.settings).at(workspace), workspace).backend
     logs = where.home / layout.SESSIONS
     return Home(
         host_id=where.host_id,

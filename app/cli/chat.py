@@ -19,7 +19,7 @@ from shellback.cli.cards import wrapped
 from shellback.cli.children import WorkerChild, a_worker, make_default
 from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
-from shellback.cli.overview import Overview
+from shellback.cli.overview import Overview, seen_in
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
 from shellback.cli.terminal.line_editor import Line
 from shellback.cli.terminal.screen import PROMPT, Lines, PlainSeat, Screen, Seat
@@ -157,7 +157,7 @@ def _workspace(where: Place, conversation: str, workspace: str | None) -> Worksp
 def _told(where: Place, conversation: str, workspace: Workspace | None, *, ours: WorkerChild | None) -> dict[str, Any]:
     from shellback.work.queue import stream
 
-    settings = where.settings
+    settings = seen_in(where.settings, workspace)
     worker = "the running worker" if ours is None else "its own worker"
     answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
     lines = [f"conversation {conversation}, {worker}, {answers}; Ctrl-D leaves"]

@@ -21,6 +21,7 @@ from shellback.cli.shared import Columns, Refused, json_option, json_text, opene
 from shellback.client.freshness import Freshness, waits
 from shellback.client.said import parts_of
 from shellback.exec.core.display import age, shown, shown_line, visible, visible_line
+from shellback.exec.core.errors import ExecError
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
@@ -84,9 +85,11 @@ def show_(name: str, last: int, full: bool) -> None:
 
     --json prints the state of the conversation, and the messages in the format of Pydantic AI.
     """
+    from shellback.exec.policy.rules.file import workspaces
     from shellback.storage import transcript
     from shellback.work.approvals.typed import unheard
 
+    named = None
     with opened() as where:
         stands = find_conversation(where, name)
         fresh = Freshness(where, [stands.host_id])
@@ -98,10 +101,14 @@ def show_(name: str, last: int, full: bool) -> None:
             return len(transcript.line(conn, head)), transcript.messages(conn, transcript.line(conn, head, last))
 
         total, messages = where.database.read_now(look)
+        with contextlib.suppress(ExecError):  # `workspaces list` says it
+            named = workspaces(where.settings.policy).get(stands.workspace)
         typed = where.database.read_now(unheard, name)
 
     def lines() -> Iterator[str]:
         yield visible_line(_heading(stands, total))
+        if named is not None and named.own:
+            yield visible_line(f"its workspace has settings of its own: {named.differs}")
         yield from [said] if said else fresh.lines()
         if total > len(messages):
             yield f"[{total - len(messages):,} earlier messages; --last N shows more]"
@@ -110,6 +117,8 @@ def show_(name: str, last: int, full: bool) -> None:
         yield from (f"not heard yet: {visible_line(text)}" for text in typed)
 
     told = {"conversation": asdict(stands), "messages_total": total, "messages": messages}
+    if named is not None and named.own:
+        told["own"] = dict(named.own)
     show(told | fresh.fact(stands.host_id), lines())
 
 

@@ -130,6 +130,7 @@ def _opened(settings: Settings, conversation: str | None, wanted: Workspace | No
     from shellback.wiring import wiring
     from shellback.wiring.choice import choose
     from shellback.wiring.spaces import noted, path_of
+    from shellback.wiring.views import Views
     from shellback.work.queue.mailbox import Workspace, workspace_of
 
     wiring.arm_crash_points(settings)
@@ -137,7 +138,8 @@ def _opened(settings: Settings, conversation: str | None, wanted: Workspace | No
         known = None if conversation is None else where.database.read_now(workspace_of, conversation)
         # Of another one than the wanted one each call says so.
         workspace = wanted or known or Workspace()
-        backend = choose(settings, path_of(settings, workspace)).backend
+        path = path_of(settings, workspace)
+        backend = choose(Views(settings).at(path), path).backend
         with wiring.mcp_calls(where, backend, wanted or known) as calls:
             noted(settings, workspace, backend.workspace)
             yield calls

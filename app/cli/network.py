@@ -67,9 +67,11 @@ def suggest(conversation: str) -> None:
     before you copy it: a command chose these names.
     """
     from shellback.exec.policy.rules.file import listed_in
+    from shellback.work.queue.mailbox import Workspace, workspace_of
 
     with opened() as where:
-        hosts = wanted(_known(where, conversation), listed_in(where.settings.policy))
+        workspace = where.database.read_now(workspace_of, conversation) or Workspace()
+        hosts = wanted(_known(where, conversation), listed_in(where.settings.policy, workspace=workspace.name))
     name = _ODD.sub("-", conversation)
     lines = [f'# hosts of [network] gets "@{name}"', "[network.sets]", f"{name} = ["]
     lines += [*(f'    "{visible_line(one)}",' for one in hosts), "]"]

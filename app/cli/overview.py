@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from shellback.cli.ps import listed
 from shellback.cli.shared import laid_out
 from shellback.exec.core.display import age, shown_line, visible_line
+from shellback.exec.core.errors import ExecError
 
 if TYPE_CHECKING:
     from shellback.cli.terminal.screen import Seat
+    from shellback.settings import Settings
     from shellback.wiring.wiring import Place
     from shellback.work.queue.mailbox import Workspace
 
@@ -19,13 +22,24 @@ GROWS_S: Final = 0.5
 _TAIL_BYTES: Final = 4096
 
 
+def seen_in(settings: Settings, workspace: Workspace | None) -> Settings:
+    """The settings as a workspace has them; those of all, if the operator's file cannot be read."""
+    if workspace is None or not workspace.path:
+        return settings
+    from shellback.wiring.views import Views  # reads the operator's file
+
+    with contextlib.suppress(ExecError):  # each call says it
+        return Views(settings).at(workspace.path)
+    return settings
+
+
 class Overview:
     """Shows the facts of a conversation at a seat. It reads every two seconds, and the log of a call that runs."""
 
     def __init__(self, where: Place, conversation: str, workspace: Workspace | None) -> None:
         self._where = where
         self._conversation = conversation
-        settings = where.settings
+        settings = seen_in(where.settings, workspace)
         place = str(workspace.name) if workspace is not None and workspace.path else settings.workspace_root.name
         answers = settings.agent or settings.model
         self._facts = " · ".join(map(visible_line, [conversation, place, str(settings.backend), str(answers)]))

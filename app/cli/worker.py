@@ -27,7 +27,7 @@ from shellback.cli.shared import (
     wide_option,
 )
 from shellback.exec.core.display import age
-from shellback.exec.core.errors import SupervisorAbsent
+from shellback.exec.core.errors import ExecError, SupervisorAbsent
 from shellback.exec.link import launch
 from shellback.log import configure
 from shellback.orders import note_workspace
@@ -81,11 +81,16 @@ def worker(while_stdin: bool) -> None:
 
 
 def _announce(settings: Settings, chosen: Choice) -> None:
+    from shellback.wiring.views import tried
+
     backend = chosen.backend
     log.info("backend %s (%s): %s", backend.name, chosen.why, backend.description)
     if chosen.fallen_back:
         log.warning("commands run on the host, without a sandbox: %s", chosen.why)
     log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
+    for name, found in tried(settings):
+        if isinstance(found, ExecError):
+            log.warning("commands cannot run in workspace %s: %s", name, found)
     if not settings.enable_execute:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
 

@@ -54,7 +54,10 @@ def workspaces() -> None:
 @wide_option
 @json_option
 def list_() -> None:
-    """List workspaces with path, state, and number of conversations. `usable`, or why commands cannot work there."""
+    """List workspaces with path, state, number of conversations, and settings of their own.
+
+    `usable`, or why commands cannot work there. `shellback doctor` also tries the sandbox of each.
+    """
     from shellback.exec.policy.rules.file import workspaces as written
     from shellback.wiring import directories
     from shellback.work.queue import standing
@@ -64,6 +67,7 @@ def list_() -> None:
         settings, counts = where.settings, where.database.read_now(standing.by_workspace)
         left = directories.unowned(settings, where.database)
     found: list[dict[str, Any]] = []
+    own: list[str] = []
     known: dict[str, Path] = {}
     for name, named in {DEFAULT: NamedWorkspace(path=settings.workspace_root), **written(settings.policy)}.items():
         problem = _problem(settings, named, None if name == DEFAULT else known)
@@ -75,6 +79,9 @@ def list_() -> None:
             "problem": problem,
             "conversations": counts.pop(name, 0),
         }
+        if named.own:
+            fact |= {"own": dict(named.own)}
+            own.append(visible_line(f"{name}: its own settings: {named.differs}"))
         if named.per_conversation:
             fact |= {"from": named.origin, "source": named.source and str(named.source), "keep": named.keep}
             fact["unowned"] = [one.path.name for one in left if one.name == name]
@@ -88,7 +95,7 @@ def list_() -> None:
     }
     if any("from" in one for one in found):
         columns["OF EACH CONVERSATION"] = lambda one: " ".join(filter(None, (one.get("from"), one.get("source"))))
-    lines = table_lines([*found, *gone], columns)
+    lines = [*table_lines([*found, *gone], columns), *own]
     lines += [visible_line(f"{one['name']}: {one['problem']}") for one in [*found, *gone] if one["problem"]]
     lines += [_unowned(one["name"], one["unowned"]) for one in found if one.get("unowned")]
     show([*found, *gone], lines)
@@ -156,7 +163,7 @@ def add(name: str, path: str, make: bool, each: bool, origin: str | None, source
     with _locked(settings), contextlib.ExitStack() as undoing:
         known = written(settings.policy)
         there = known.get(name)
-        if there is not None and replace(there, path=Path(os.path.realpath(there.path))) == wanted:
+        if there is not None and replace(there, path=Path(os.path.realpath(there.path)), own={}) == wanted:
             show({"name": name, "path": str(real), "added": False}, [visible_line(f"{name} is {real} already")])
             return
         if there is not None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -19,15 +19,17 @@ from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts, Most
 
 if TYPE_CHECKING:
+    from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.podman import PodmanBackend
     from shellback.exec.core.base import Found
     from shellback.exec.section.sandbox import PodmanSandboxSection
     from shellback.settings import Settings
 
+AUTO: Final = "auto"
 ASK: Final = "ask"
 """The value of NETWORK by which commands reach the hosts of `[network]`, and a person is asked about others."""
-_BY_NAME: Final = {ASK, "list"}
+BY_NAME: Final = {ASK, "list"}
 """The values by which they reach hosts that are named."""
 
 
@@ -56,7 +58,7 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
         SpawnFailed: No test could be started.
         WorkspaceUnusable: The workspace is missing, or commands could not use it.
     """
-    if settings.backend != "auto":
+    if settings.backend != AUTO:
         return tried(settings, made(settings, settings.backend, workspace), f"BACKEND={settings.backend} asks for it")
     asked, reasons = "BACKEND=auto", list[str]()
     for kind in KINDS.values():
@@ -68,7 +70,7 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             reasons.append(error.why if not reasons else str(error))
             asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
     why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
-    if settings.network in _BY_NAME:
+    if settings.network in BY_NAME:
         raise BackendUnavailable(why)
     return replace(tried(settings, made(settings, tuple(KINDS)[-1], workspace), why), fallen_back=True)
 
@@ -135,11 +137,19 @@ def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def elsewhere(settings: Settings, first: ChosenBackend, path: str) -> ChosenBackend:
-    """The backend `first` for the workspace at `path`, without a test; it shares containers and list of hosts."""
-    found = made(settings, first.name, Path(path), reached=first.reached)
-    if found.containers is not None:
-        found.containers = first.containers
+def elsewhere(settings: Settings, like: ChosenBackend, path: str, containers: Containers | None) -> ChosenBackend:
+    """The backend `like` for the workspace at `path`, without a test; it shares list of hosts, and `containers`.
+
+    Raises:
+        BackendUnavailable: The containers are of another engine.
+    """
+    found = made(settings, like.name, Path(path), reached=like.reached)
+    if found.containers is not None and containers is not None:
+        if found.containers.engine.name != containers.engine.name:
+            raise BackendUnavailable(
+                f"BACKEND={like.name} cannot be had beside containers of {containers.engine.name}: take one of both"
+            )
+        found.containers = containers
     return found
 
 
@@ -189,7 +199,7 @@ def made(
 
 
 def _network(settings: Settings, name: str) -> bool | Hosts:
-    if settings.network not in _BY_NAME:
+    if settings.network not in BY_NAME:
         return settings.network == "on"
     if not KINDS[name].lists:
         able = ", ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
@@ -197,7 +207,8 @@ def _network(settings: Settings, name: str) -> bool | Hosts:
         raise Unusable(name, f"{held}: set {able}, NETWORK=off or NETWORK=on")
     from shellback.settings import secret_environment
 
-    found = network(settings.policy, secret_environment(), settings.ask_seconds if settings.network == ASK else 0.0)
+    ask_s = settings.ask_seconds if settings.network == ASK else 0.0
+    found = network(settings.policy, secret_environment(), ask_s, settings.workspace)
     found.most = Most(settings.network_connections, settings.network_bytes)
     if found.credentials:
         from shellback.exec.proxy.authority import NoTrust, ensure
@@ -214,9 +225,9 @@ def credentials(backend: ChosenBackend) -> Sequence[Credential]:
     return backend.reached.credentials if isinstance(backend.reached, Hosts) else ()
 
 
-def lent(settings: Settings, backend: ChosenBackend) -> dict[str, str]:
+def lent(settings: Settings, backends: Iterable[ChosenBackend]) -> dict[str, str]:
     """The values of variables among these, sealed for the proxy, which reads files itself; blocks."""
-    found = [one for one in credentials(backend) if not one.file]
+    found = [one for backend in backends for one in credentials(backend) if not one.file]
     if not found:
         return {}
     # It loads cryptography, which a worker without such values does not need.

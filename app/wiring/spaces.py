@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from shellback.exec.backends import view
 from shellback.exec.backends.directories import making
-from shellback.exec.core.errors import ExecError, WorkspaceUnusable
+from shellback.exec.core.errors import BackendUnavailable, ExecError, PolicyUnusable, WorkspaceUnusable
 from shellback.exec.core.runner import Runner
 from shellback.exec.policy.rules.file import workspaces
 from shellback.exec.policy.rules.named import NamedWorkspace
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shellback.exec.tools.tool_calls import ToolCalls
     from shellback.settings import Settings
     from shellback.storage.db import Database
+    from shellback.wiring.views import Views
 
 MAKES: Final = 2
 """How many directories of conversations a process makes at the same time."""
@@ -146,8 +147,11 @@ def noted(settings: Settings, workspace: Workspace, path: Path) -> None:
 class Benches:
     """Finds the bench of each conversation; `made` makes one for a path when it is needed first, and may block."""
 
-    def __init__(self, settings: Settings, database: Database, first: Bench, made: Callable[[str], Bench]) -> None:
+    def __init__(
+        self, settings: Settings, views: Views, database: Database, first: Bench, made: Callable[[str], Bench]
+    ) -> None:
         self._settings = settings
+        self._views = views
         self._database = database
         self._made = made
         self._root = os.path.realpath(settings.workspace_root)
@@ -182,7 +186,7 @@ class Benches:
         if workspace.path:
             # A copy or clone takes its time in a thread, of which there are few.
             async with contextlib.nullcontext() if path in self._known else self._makes:
-                await asyncio.to_thread(path_of, self._settings, workspace)
+                await asyncio.to_thread(self._require, workspace)
         if path not in self._known:
             async with self._one:
                 if path not in self._known:
@@ -198,9 +202,15 @@ class Benches:
             oldest = [*self._known.values()][-1 - OPEN]
             await asyncio.to_thread(oldest.engine.unlinked.close)
 
+    def _require(self, workspace: Workspace) -> None:
+        path_of(self._settings, workspace)
+        self._views.require_unchanged(workspace)
+
     def _new(self, workspace: Workspace, path: str) -> Bench:
         try:
             noted(self._settings, workspace, Path(path))
             return self._made(path)
+        except (BackendUnavailable, PolicyUnusable) as error:
+            raise BackendUnavailable(f"workspace {workspace.name}: {error}") from error
         except OSError as error:
             raise WorkspaceUnusable(f"workspace {path} cannot be used now: {error}") from error

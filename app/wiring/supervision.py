@@ -45,20 +45,17 @@ def supervisor_client(
     )
 
 
-def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> Supervisors:
-    """All supervisors of this state directory. For a worker of `backend` they are started as needed, else never."""
+def supervisors(settings: Settings, backends: Sequence[ChosenBackend] = ()) -> Supervisors:
+    """All supervisors of this state directory. For a worker of `backends` they are started as needed, else never."""
     from shellback.exec.backends.supervisors import Supervisors
     from shellback.wiring.choice import lent
 
-    containers = None if backend is None else backend.containers
     return Supervisors(
-        supervisor_client(
-            settings, spawn=backend is not None, lends=None if backend is None else lent(settings, backend)
-        ),
+        supervisor_client(settings, spawn=bool(backends), lends=lent(settings, backends) if backends else None),
         settings.shellback_home,
-        containers=containers,
+        containers=next((one.containers for one in backends if one.containers is not None), None),
         # Commands in containers do not need the host's supervisor; earlier commands on the host do.
-        host_needed=containers is None,
+        host_needed=not backends or backends[0].containers is None,
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shellback.exec.log.mask import Mask
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
+    from shellback.wiring.views import Views
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
@@ -201,20 +202,21 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
 
 
-def _for_proxies(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Service]:
-    """Who makes rows of their records, and where they ask, if they ask at all.
+def _for_proxies(
+    where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, asks: bool, once: bool
+) -> Sequence[Service]:
+    """Who makes rows of their records, and where they ask, if one `asks` at all.
 
     `name` is of this process, with `once` of no later one.
     """
     from shellback.exec.policy.rules.file import load
-    from shellback.wiring.choice import ASK
     from shellback.work.approvals.collector import Collector
     from shellback.work.approvals.connecting import Terms
     from shellback.work.approvals.reception import Reception
 
     settings = where.settings
     collector = Collector(home=where.home, database=where.database, doorbell=a_doorbell(where))
-    if settings.network != ASK:
+    if not asks:
         return (collector,)
     terms = Terms(
         rules=load(settings.policy),
@@ -256,30 +258,47 @@ def neighbours(where: Place) -> Generator[Neighbours]:
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
 
-def _agent(
-    where: Place, capabilities: Sequence[Any], hearing: Hearing, telling: Telling
-) -> tuple[Agent[Any, Any], str]:
-    """The agent whose turns DBOS can replay, and the version of the workers that may replay them."""
+def _agents(
+    where: Place, views: Views, capabilities: Sequence[Any], hearing: Hearing, telling: Telling
+) -> tuple[Agent[Any, Any], dict[str, Agent[Any, Any]], str]:
+    """The agent whose turns DBOS can replay, those of workspaces with another, and the version of their workers.
+
+    Only workers of this version may replay their turns.
+    """
     import pydantic_ai
     from pydantic_ai.capabilities import ReinjectSystemPrompt
 
+    from shellback.agent.errors import AgentError
     from shellback.exec.core.pydantic_private import durability
     from shellback.work.turn.failures import model_steps
     from shellback.work.worker.worker import application_version
 
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
-    durable = durability(
-        telling,
-        parallel_execution_mode="sequential",
-        model_step_config=model_steps(),
-    )
-    settings = where.settings
-    # The prompt of an operator's agent may be in a message that is left out (`HISTORY_MESSAGES`).
-    prompts = [ReinjectSystemPrompt()] if settings.agent and settings.history_messages else []
-    agent = agency.agent_with(settings, [*capabilities, *prompts, hearing, durable])
+    settings, named = where.settings, list[str]()
+
+    def made(seen: Settings) -> Agent[Any, Any]:
+        # Each has its own: it is bound to the agent.
+        durable = durability(
+            telling,
+            parallel_execution_mode="sequential",
+            model_step_config=model_steps(),
+        )
+        # The prompt of an operator's agent may be in a message that is left out (`HISTORY_MESSAGES`).
+        prompts = [ReinjectSystemPrompt()] if seen.agent and seen.history_messages else []
+        agent = agency.agent_with(seen, [*capabilities, *prompts, hearing, durable])
+        if seen.agent:
+            named.append(f"{seen.workspace} {seen.agent} {agent.name}".lstrip())
+        return agent
+
+    agent, others = made(settings), dict[str, "Agent[Any, Any]"]()
+    for seen in views.agents():
+        try:
+            others[seen.workspace] = made(seen)
+        except AgentError as error:
+            raise type(error)(f"workspace {seen.workspace}: {error}") from None
     # A turn of another agent is set aside, not replayed. Agents may share a name, and it may have any length.
-    named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
-    return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
+    whole = "\n".join(named).encode("utf-8", "replace")
+    return agent, others, application_version() + (f"-{hashlib.sha256(whole).hexdigest()[:10]}" if named else "")
 
 
 @contextlib.contextmanager
@@ -287,8 +306,9 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     """A worker of this host for `backend`, not started; it holds its executor id until the end of the block.
 
     Raises:
+        AgentUnavailable, ModelUnavailable: An agent or its model cannot be used.
         ExecutorTaken: A worker with the same name lives.
-        ModelUnavailable: The model cannot be used.
+        PolicyUnusable: The operator's file cannot be followed.
     """
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
@@ -325,11 +345,12 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         where.mask.noted = watches.secrets
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
-        port, containers = equipment.port, backend.containers
+        port, containers = equipment.port, equipment.containers
         outbox, notifiers = _notifying(where)
         live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
-        agent, version = _agent(
+        agent, others, version = _agents(
             where,
+            equipment.views,
             [
                 *watches.capabilities,
                 ExecCapability(tools),
@@ -351,6 +372,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             database=database,
             enqueuer=enqueuer,
             agent=agent,
+            others=others,
             propose=tools.propose,
             gate=lambda: settings.enable_execute,
             executor_id=executor_id,
@@ -413,7 +435,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_for_proxies(where, executor_id, enqueuer, outbox, once=False),
+                *_for_proxies(where, executor_id, enqueuer, outbox, asks=equipment.views.asks, once=False),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -468,7 +490,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_for_proxies(where, process, enqueuer, outbox, once=True),
+                *_for_proxies(where, process, enqueuer, outbox, asks=equipment.views.asks, once=True),
             ),
             loops=[notifier.run for notifier in notifiers],
         )

@@ -13,7 +13,9 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.storage.tables import approvals, audit
+from shellback.wiring.spaces import bound
 from tests import sandboxes
+from tests.bound import added
 from tests.commands import shellback
 from tests.stage import Stage, stage
 
@@ -163,6 +165,83 @@ def test_an_agent_of_ones_own_has_its_tools_and_ours_and_what_fails_in_it_is_tol
     )
     assert place.steps(cut) == recorded
     assert ran(place).count("doze") == 1
+
+
+CLERK = """
+import time
+
+from pydantic_ai import Agent
+
+agent = Agent(name="notary")
+
+
+@agent.tool_plain
+def shelve(text: str) -> str:
+    with open("ran", "a") as file:
+        print("shelve", file=file)
+    if text == "slowly":
+        time.sleep(120)
+    return f"shelved {text}"
+"""
+
+
+def owned(place: Stage, **agents: str) -> None:
+    """A workspace for each of these agents, with its name."""
+    for name, agent in agents.items():
+        added(place, name)
+        file = place.home / "shellback.toml"
+        line = f'{name} = "{place.root / name}"'
+        file.write_text(
+            file.read_text().replace(line, f'{name} = {{ path = "{place.root / name}", agent = "{agent}" }}')
+        )
+
+
+def test_workspaces_of_one_worker_have_agents_of_their_own(place: Stage) -> None:
+    (place.root / "clerk.py").write_text(CLERK)
+    owned(place, desk="clerk:agent", plain="")
+    worker = place.hire()
+
+    def asked(text: str, talk: str, workspace: str) -> str:
+        return place.answer(place.send(text, talk, workspace=bound(place.settings, workspace)))
+
+    both = '!shelve {"text": "it"}\n!stamp {"text": "it"}'
+    for talk, workspace, has, lacks in (
+        ("c1", "default", "stamped it", "there is no tool 'shelve'"),
+        ("c2", "desk", "shelved it", "there is no tool 'stamp'"),
+        ("c3", "plain", "there is no tool 'stamp'", "there is no tool 'shelve'"),
+    ):
+        answer = asked(both, talk, workspace)
+        assert has in answer
+        assert lacks in answer
+    checks = {check["name"]: check for check in json.loads(shellback(place, "doctor", "--json").stdout)["checks"]}
+    assert checks["agent of desk"]["text"] == "clerk:agent (notary), model function:offline"
+    # An approved call, and a turn that was cut off, are gone on with by the same agent of the next worker.
+    item = place.send('$ echo ours\n!shelve {"text": "it"}', "c2")
+    request = place.pending("c2")
+    cut = place.send('!shelve {"text": "slowly"}', "c4", workspace=bound(place.settings, "desk"))
+    place.until("it shelves", lambda: ran(place).count("shelve") == 2)
+    worker.kill()
+    (place.root / "clerk.py").write_text(CLERK.replace("time.sleep(120)", "pass"))
+    place.hire()
+    place.decide(request)
+    assert "shelved it" in place.answer(item)
+    assert place.ended(cut)["answer"] is not None
+    assert "shelved slowly" in place.answers(conversation="c4")[-1]
+
+
+def test_an_agent_of_a_workspace_that_cannot_be_used_is_said_with_its_name(place: Stage) -> None:
+    owned(place, desk="nobody:agent")
+    for words in (("worker",), ("doctor",)):
+        done = shellback(place, *words)
+        said = done.stdout + done.stderr
+        assert done.returncode == 2, said
+        assert "AGENT='nobody:agent' does not import" in said
+        assert ("workspace desk: " if words == ("worker",) else "agent of desk: ") in said
+    # One in a workspace is an agent that agents could write.
+    (place.root / "desk" / "inside.json").write_text("{}")
+    file = place.home / "shellback.toml"
+    file.write_text(file.read_text().replace("nobody:agent", str(place.root / "desk" / "inside.json")))
+    assert "is not loaded" in shellback(place, "worker").stderr
 
 
 def test_an_agent_that_cannot_be_used_is_said_before_anything_runs() -> None:

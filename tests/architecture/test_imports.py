@@ -117,7 +117,7 @@ def test_without_credentials_neither_worker_nor_proxy_loads_cryptography() -> No
 from types import SimpleNamespace
 import shellback.exec.proxy.program
 from shellback.wiring.choice import lent
-assert lent(None, SimpleNamespace(reached=False)) == {}
+assert lent(None, [SimpleNamespace(reached=False)]) == {}
 """
     names = loaded(program)
     assert names >= {"h11", "shellback.wiring.choice"}

@@ -10,6 +10,7 @@ Every step may be repeated: a replayed call finds its session by the derived id 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 import time
@@ -58,11 +59,15 @@ SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running; this saves a commit."""
 
 
+Elsewhere = Callable[[str], tuple[Backend, Inspector | None, Limits]]
+"""What runs and inspects the commands of another workspace, and their limits. Raises an ExecError."""
+
+
 @dataclass(slots=True)
 class Whole:
     """What the views of an engine share: where another one works, which there are, and whether they are connected."""
 
-    elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None
+    elsewhere: Elsewhere | None
     views: dict[str, Engine]
     started: bool = False
     fresh: asyncio.Task[Any] | None = None
@@ -89,7 +94,7 @@ class Engine:
         absence_tells: Callable[[Session], bool] = lambda _: True,
         links: Callable[[Path, Path], LogLinks] = LogLinks,
         inspector: Inspector | None = None,
-        elsewhere: Callable[[str], tuple[Backend, Inspector | None]] | None = None,
+        elsewhere: Elsewhere | None = None,
         mask: Mask = UNMASKED,
     ) -> None:
         self.store, self.backend, self.mask = store, backend, mask
@@ -117,12 +122,12 @@ class Engine:
     def at(self, workspace: str) -> Engine:
         """This engine for commands in `workspace`, a path without symlinks: one store, supervisor and stream of ends.
 
-        It is made once, with what `elsewhere` returns. Without `elsewhere` it is always this one.
+        It is made once, with what `elsewhere` returns or raises. Without `elsewhere` it is always this one.
         """
         views, elsewhere = self.whole.views, self.whole.elsewhere
         if workspace not in views and elsewhere is not None:
             made = copy.copy(self)
-            made.backend, made.inspector = elsewhere(workspace)
+            made.backend, made.inspector, made.limits = elsewhere(workspace)
             made.workspace = made.backend.workspace
             made.links = self._links_of(made.workspace, self.links.sessions)
             made.unlinked = SoonLinked(made.links, self._do_later)
@@ -140,7 +145,9 @@ class Engine:
         return [one.inspector for one in self.whole.views.values() if one.inspector is not None]
 
     def _inspector_of(self, session: Session) -> Inspector | None:
-        return self.at(session.workspace or str(self.workspace)).inspector
+        with contextlib.suppress(ExecError):  # no command runs there now; whoever makes a call there is told why
+            return self.at(session.workspace or str(self.workspace)).inspector
+        return None
 
     async def start(self) -> None:
         """Check the backend, connect to the supervisor and reconcile the sessions. Idempotent.

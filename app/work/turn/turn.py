@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -102,6 +102,8 @@ class TurnRunner:
     recorded: Callable[[str], Awaitable[None]] = nothing_waits
     """Waits until the ends that calls of this conversation were told are recorded."""
     host_id: str = ""
+    others: Mapping[str, Agent[TurnDeps, Any]] = field(default_factory=dict[str, Agent[TurnDeps, Any]])
+    """The agents of workspaces that have another than `agent`, by the names of the workspaces."""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -199,7 +201,7 @@ class TurnRunner:
         changes = [notice(text, "changed") for text in changes_in(begun.decided)]
         told = [*changes, *contents_of(begun.letters)]
         spent = conversation.usage
-        return await self.agent.run(
+        return await self.others.get(begun.workspace.name, self.agent).run(
             (told[0] if len(told) == 1 and isinstance(told[0], str) else told) or None,
             conversation=conversation,
             deferred_tool_results=results,

@@ -21,7 +21,7 @@ from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings, Tier
 from shellback.exec.policy.rules.carriers import name_of, runs_anything
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
-from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
+from shellback.exec.policy.rules.named import KEEPS, LISTED, ORIGINS, OWN, NamedWorkspace
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
 from shellback.exec.wire.credentials import AUTHORIZATION, BASIC, HEADER, KINDS, MOST, Credential, Unusable
 from shellback.exec.wire.descriptors import closing
@@ -43,7 +43,7 @@ _NO_HEADER: Final = frozenset({
 })  # fmt: skip
 """What the proxy writes itself, or what decides how a request is read."""
 _OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
-_OF_WORKSPACE: Final = ("path", "per_conversation", "from", "source", "keep")
+_OF_WORKSPACE: Final = ("path", "per_conversation", "from", "source", "keep", *OWN, *LISTED)
 _OF_RULE: Final = (
     "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
     "note", "expires", "examples", "connect",
@@ -62,8 +62,8 @@ def load(path: Path | None) -> Rules:
         return Rules()
     reader = _Reader(path, _text(path))
     found = Rules(rules=reader.rules(), tiers=reader.tiers())
-    reader.workspaces()
-    reader.network()
+    for name in ("", *reader.workspaces()):
+        reader.network(workspace=name)
     for rule in found.rules:
         wrong = contradiction(rule, reader.examples_of(rule), path.parent)
         if wrong is not None:
@@ -97,17 +97,17 @@ _parsed: Final[dict[Path, tuple[tuple[int, ...], Mapping[str, NamedWorkspace]]]]
 """What was parsed last, and of which file."""
 
 
-def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0) -> Hosts:
+def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0, workspace: str = "") -> Hosts:
     """The tables `[network]` and `[credentials]` of a policy file, with the values that are in variables.
 
-    `secret` are the variables that no other program sees. With `ask_s`, a person is asked about other hosts. Blocks to
-    look at each value.
+    They are as they hold in the named `workspace`, if one is given. `secret` are the variables that no other program
+    sees. With `ask_s`, a person is asked about other hosts. Blocks to look at each value.
 
     Raises:
         PolicyUnusable: The file cannot be trusted, a table is wrong, it lists no host and `ask_s` is 0, or a value
             cannot be used.
     """
-    found = listed_in(path, secret)
+    found = listed_in(path, secret, workspace)
     if ask_s:
         return Hosts(found.words, found.ranges, found.credentials, ask_s)
     if not found.entries:
@@ -116,9 +116,9 @@ def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0) ->
     return found
 
 
-def listed_in(path: Path | None, secret: Mapping[str, str] | None = None) -> Hosts:
+def listed_in(path: Path | None, secret: Mapping[str, str] | None = None, workspace: str = "") -> Hosts:
     """The same; without a file or hosts, an empty list; without `secret`, no value."""
-    return Hosts(()) if path is None else _Reader(path, _text(path)).network(secret)
+    return Hosts(()) if path is None else _Reader(path, _text(path)).network(secret, workspace)
 
 
 def _text(path: Path) -> str:
@@ -227,15 +227,15 @@ class _Reader:
                 remedy = "use 1 to 40 letters, digits, - and _, beginning with no sign; WORKSPACE_ROOT is default"
                 raise self._wrong(start, name, "no name of a workspace", remedy)
             if isinstance(value, dict):
-                found[name] = self._workspace(name, cast("dict[str, Any]", value), start)
+                found[name] = self._workspace(name, cast("dict[str, Any]", value))
             else:
                 found[name] = NamedWorkspace(path=self._place(given, name, start))
         return found
 
-    def network(self, secret: Mapping[str, str] | None = None) -> Hosts:
+    def network(self, secret: Mapping[str, str] | None = None, workspace: str = "") -> Hosts:
         """The table `[network]`: hosts, those of the sets that it names, and private ranges; and `[credentials]`.
 
-        With `secret`, values are looked at, and taken from there.
+        With `secret`, values are looked at, and taken from there. A named `workspace` may have lists of its own.
         """
         start = self._find(r"\s*\[\s*network\s*\]", 1)
         given = self._table(self._top.get("network", {}), start, "network")
@@ -244,6 +244,8 @@ class _Reader:
         of_sets = self._find(r"\s*\[\s*network\s*\.\s*sets\s*\]", 1)
         for name in sets:
             self._entries(self._strings(sets, name, of_sets), name, of_sets)
+        if lists := self._lists_of(workspace):
+            given, start = {**given, **lists}, self._line_of(workspace)
         hosts: list[str] = []
         for text in self._strings(given, "hosts", start):
             if not text.startswith("@"):
@@ -357,11 +359,20 @@ class _Reader:
             raise self._wrong(line, key, what, remedy) from None
         return one
 
-    def _workspace(self, name: str, given: dict[str, Any], start: int) -> NamedWorkspace:
-        quoted = rf"[\"']?{re.escape(name)}[\"']?"
+    def _lists_of(self, workspace: str) -> dict[str, Any]:
+        """The lists of `[network]` that a named workspace has for itself."""
+        own: Any = self._table(self._top.get("workspaces", {}), 1, "workspaces").get(workspace)
+        return {key: own[key] for key in LISTED if key in own} if isinstance(own, dict) else {}
+
+    def _line_of(self, workspace: str) -> int:
+        """The line where the table of a named workspace begins."""
+        quoted = rf"[\"']?{re.escape(workspace)}[\"']?"
         head = re.compile(rf"\s*\[\s*workspaces\s*\.\s*{quoted}\s*\]")
         heads = [at for at, text in enumerate(self._lines, 1) if head.match(text)]
-        line = heads[0] if heads else self._find(rf"\s*{quoted}\s*=", start)
+        return heads[0] if heads else self._find(rf"\s*{quoted}\s*=", self._find(r"\s*\[\s*workspaces\s*\]", 1))
+
+    def _workspace(self, name: str, given: dict[str, Any]) -> NamedWorkspace:
+        line = self._line_of(name)
         self._known(given, _OF_WORKSPACE, line)
         if "path" not in given:
             raise self._wrong(line, name, "it has no path", "write the directory as path")
@@ -380,7 +391,17 @@ class _Reader:
             origin=origin,
             source=self._place(given, "source", line) if "source" in given else None,
             keep=self._one_of(given, "keep", KEEPS, line),
+            own=self._own(given, line),
         )
+
+    def _own(self, given: dict[str, Any], line: int) -> dict[str, Any]:
+        """A workspace's own values, of which settings say whether they are allowed."""
+        found: dict[str, Any] = {key: self._strings(given, key, line) for key in LISTED if key in given}
+        for key in [key for key in OWN if key in given]:
+            if not isinstance(given[key], str | int | float):
+                raise self._wrong(line, key, f"it is {given[key]!r}", "write one value, as in .env")
+            found[key] = given[key]
+        return found
 
     def _place(self, given: Mapping[str, Any], key: str, line: int) -> Path:
         path = Path(os.path.expanduser(self._string(given, key, line) or ""))

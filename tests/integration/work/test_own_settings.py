@@ -1,0 +1,261 @@
+"""A named workspace has settings of its own: they hold for its conversations, and for no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.policy.rules.named import OWN
+from shellback.mcp_server.answer import Asked
+from shellback.settings import Settings
+from shellback.storage.tables import audit
+from shellback.wiring.views import Views
+from shellback.work.approvals import approvals
+from shellback.work.errors import InvalidRequest
+from tests import sandboxes
+from tests.bound import added, begun, called, connected
+from tests.commands import assert_refused, facts, shellback, told
+from tests.stage import Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+BOXED = 'backend = "bubblewrap"\n'
+LISTED = 'network = "list"\nhosts = ["example.org"]\n'
+
+
+@pytest.fixture
+def on() -> Generator[Stage]:
+    """Commands run on the host, unless a workspace says otherwise."""
+    sandboxes.needed()
+    with stage() as made_one:
+        yield made_one
+
+
+def own(on: Stage, name: str, *lines: str) -> Path:
+    """A named workspace with these settings of its own, beside those that are there."""
+    path = on.root / name
+    if not path.exists():
+        added(on, name)
+    file = on.home / "shellback.toml"
+    kept = told(on, "workspaces", "remove", name, "--force") and file.read_text()
+    file.write_text(f'{kept}\n[workspaces.{name}]\npath = "{path}"\n{"".join(lines)}')
+    return path
+
+
+async def shown(on: Stage, calls: Any, talk: str, **args: Any) -> dict[str, Any]:
+    """What a person would approve of a command, without one."""
+    _, display = await calls.tools_of.propose(talk, "execute", {"command": "touch made", **args})
+    return display
+
+
+async def test_backend_limits_and_network_are_those_of_the_workspace(on: Stage) -> None:
+    limits = f"sandbox_tmp_bytes = {2**21}\nsandbox_processes = 64\nforeground_timeout = 7\nlog_bytes = 70000\n"
+    site = own(on, "site", BOXED, LISTED, limits)
+    shut = own(on, "shut", BOXED)
+    added(on, "plain")
+    for talk, name in (("site", "site"), ("shut", "shut"), ("plain", "plain"), ("main", "default")):
+        begun(on, talk, name)
+    line = "df --output=size -B1 /tmp | tail -n 1; echo proxy $HTTPS_PROXY.; echo over > made"
+    async with connected(on) as calls:
+        for talk, proxy in (("site", "proxy http"), ("shut", "proxy .\n"), ("plain", "proxy .\n")):
+            done = await called(on, calls, talk, "execute", key="e", command=line)
+            assert proxy in done.texts[0], done.texts
+            assert (f"{2**21}\n" in done.texts[0]) is (talk == "site"), done.texts
+        seen = {talk: await shown(on, calls, talk) for talk in ("site", "shut", "plain", "main")}
+    assert {one.conversation_id: one.backend for one in on.sessions()} == {
+        "site": "bubblewrap",
+        "shut": "bubblewrap",
+        "plain": "host",
+    }
+    assert (seen["site"]["workspace"], seen["shut"]["workspace"]) == (f"site ({site})", f"shut ({shut})")
+    assert {talk: one["network"] for talk, one in seen.items()} == {
+        "site": ["example.org"],
+        "shut": False,
+        "plain": True,
+        "main": True,
+    }
+    assert [talk for talk, one in seen.items() if one["timeout_s"] == 7.0] == ["site"]
+    assert [talk for talk, one in seen.items() if one["limits"]["log_bytes"] == 70000] == ["site"]
+    assert [talk for talk, one in seen.items() if one["limits"].get("processes") == 64] == ["site"]
+
+
+async def test_a_workspace_takes_from_a_process_in_a_sandbox_what_it_does_not_say_itself(on: Stage) -> None:
+    own(on, "bare", 'backend = "host"\n')
+    own(on, "shut", 'network = "off"\n')
+    for name in ("bare", "shut"):
+        begun(on, name, name)
+    async with connected(on, BACKEND="bubblewrap", NETWORK="on") as calls:
+        for talk in ("bare", "shut", "plain"):
+            await called(on, calls, talk, "execute", key="e", command="touch made")
+        seen = {talk: (await shown(on, calls, talk))["network"] for talk in ("bare", "shut", "plain")}
+    assert {one.conversation_id: one.backend for one in on.sessions()} == {
+        "bare": "host",
+        "shut": "bubblewrap",
+        "plain": "bubblewrap",
+    }
+    assert seen == {"bare": True, "shut": False, "plain": True}
+
+
+async def test_two_keys_are_those_of_the_workspace(on: Stage) -> None:
+    """A command that only reads runs without a person in a sandbox, and where a workspace says so."""
+    own(on, "site", BOXED)
+    own(on, "asks", BOXED, 'auto_approve = "off"\n')
+    for name in ("site", "asks"):
+        begun(on, name, name)
+    async with connected(on) as calls:
+        for talk in ("site", "asks", "plain"):
+            await called(on, calls, talk, "execute", key="e", command="ls")
+    query = sa.select(audit.c.conversation_id).where(audit.c.event == "auto_approved")
+    assert on.scalars(query) == ["site"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((BOXED,), ('backend = "host"\n',)),
+        ((BOXED, LISTED), (BOXED, 'network = "list"\nhosts = ["example.net"]\n')),
+        ((BOXED, LISTED), (BOXED,)),
+        ((BOXED, "sandbox_processes = 64\n"), (BOXED, "sandbox_processes = 65\n")),
+        ((BOXED, "log_bytes = 70000\n"), (BOXED, "log_bytes = 70001\n")),
+    ],
+)
+async def test_an_approval_holds_only_under_the_settings_that_the_workspace_had(
+    on: Stage, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    own(on, "site", *before)
+    begun(on, "talk", "site")
+    call = Asked(client="tester", id="1", tool="execute", args={"command": "touch here"})
+    async with connected(on) as calls:
+        waiting = asyncio.create_task(calls.connected("talk", name="talk").call(call))
+        request = await asyncio.to_thread(on.pending, "talk")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.to_thread(on.decide, request)
+    own(on, "site", *after)
+    async with connected(on) as calls:
+        with pytest.raises(InvalidRequest, match="what the call would do has changed"):
+            await calls.connected("talk", name="talk").call(call)
+    assert on.sessions() == []
+    assert "used" not in on.scalars(sa.select(audit.c.event))
+
+
+async def test_a_process_runs_nothing_under_settings_that_the_file_does_not_have_any_more(on: Stage) -> None:
+    own(on, "site", BOXED, LISTED)
+    own(on, "late")
+    for name in ("site", "late"):
+        begun(on, name, name)
+    async with connected(on) as calls:
+        for talk in ("site", "late"):
+            assert not (await called(on, calls, talk, "execute", key="a", command="true")).failed
+        own(on, "site", BOXED)
+        own(on, "late", BOXED)
+        for talk in ("site", "late"):
+            refused = await called(on, calls, talk, "execute", key="b", command="touch stray")
+            assert f"workspace {talk} has got other settings since this process began" in refused.texts[0]
+        own(on, "site", BOXED, LISTED)
+        assert not (await called(on, calls, "site", "execute", key="c", command="true")).failed
+        # Under another name, hosts would be read from another table.
+        file = on.home / "shellback.toml"
+        file.write_text(file.read_text().replace("workspaces.site", "workspaces.same"))
+        begun(on, "same", "same")
+        refused = await called(on, calls, "same", "execute", key="a", command="touch stray")
+        assert "workspace same has got other settings" in refused.texts[0]
+    async with connected(on) as calls:
+        for talk in ("late", "same"):
+            assert not (await called(on, calls, talk, "execute", key="d", command="true")).failed
+    assert {one.conversation_id: one.backend for one in on.sessions() if one.conversation_id != "plain"} == {
+        "site": "bubblewrap",
+        "late": "bubblewrap",
+        "same": "bubblewrap",
+    }
+    assert not list(on.root.glob("*/stray"))
+
+
+async def test_a_workspace_whose_backend_cannot_be_had_is_named_and_the_others_work(on: Stage) -> None:
+    own(on, "site", LISTED)
+    own(on, "boat", 'backend = "podman"\npodman_image = "/nowhere"\n')
+    for name in ("site", "boat"):
+        begun(on, name, name)
+    causes = {"site": "commands there cannot be held to NETWORK=list", "boat": "BACKEND=podman cannot be used here"}
+    async with connected(on) as calls:
+        for talk, cause in causes.items():
+            refused = await called(on, calls, talk, "execute", key="a", command="touch stray")
+            assert f"workspace {talk}: " in refused.texts[0]
+            assert cause in refused.texts[0]
+        assert not (await called(on, calls, "plain", "execute", key="a", command="true")).failed
+    checked = {one["name"]: one for one in facts(shellback(on, "doctor", "--json"), 2)["checks"]}
+    on.hire()
+    log = (on.home / "worker.log").read_text()
+    for name, cause in causes.items():
+        assert checked[f"workspace {name}"]["state"] == "fail"
+        assert cause in checked[f"workspace {name}"]["text"]
+        assert f"commands cannot run in workspace {name}: " in log
+    assert not list(on.root.glob("*/stray"))
+
+
+async def test_each_directory_of_a_conversation_has_the_settings_of_its_workspace(on: Stage) -> None:
+    own(on, "each", "per_conversation = true\n", BOXED)
+    begun(on, "one", "each")
+    async with connected(on) as calls:
+        done = await called(on, calls, "one", "execute", key="a", command="pwd; touch made")
+        assert done.texts[0].startswith(f"{on.root / 'each' / 'one'}\n")
+    assert [one.backend for one in on.sessions()] == ["bubblewrap"]
+
+
+def test_a_worker_runs_turns_in_the_backend_of_their_workspace(on: Stage) -> None:
+    own(on, "site", BOXED)
+    on.hire()
+    for talk, more in (("shop", ("-w", "site")), ("plain", ())):
+        facts(shellback(on, "send", "-c", talk, *more, "$ touch made", "--json"))
+        on.approve(talk)
+        on.until("the answer", lambda talk=talk: on.answers(conversation=talk))
+    assert {one.conversation_id: one.backend for one in on.sessions()} == {"shop": "bubblewrap", "plain": "host"}
+    assert "its own: backend bubblewrap" in told(on, "conversations", "show", "shop").stdout
+    assert "its own" not in told(on, "conversations", "show", "plain").stdout
+    assert "site: its own settings: backend bubblewrap" in told(on, "workspaces", "list").stdout
+    (one,) = (one for one in facts(told(on, "workspaces", "list", "--json")) if one["name"] == "site")
+    assert one["own"] == {"backend": "bubblewrap"}
+    (display,) = (one.display for one in on.read(approvals.find, conversation_id="shop"))
+    assert display["backend"] == "bubblewrap"
+
+
+def test_a_wrong_setting_of_a_workspace_is_refused_with_its_name(on: Stage) -> None:
+    for lines, cause in (
+        (('bakend = "host"\n',), "bakend: no such key"),
+        (("backend = [1]\n",), "backend: it is [1]: write one value"),
+        (('hosts = "x"\n',), "hosts: it is 'x'"),
+        ((LISTED, 'private = ["10"]\n'), "private: '10' is no range"),
+        ((LISTED.replace("example.org", "@none"),), "'@none' names no set"),
+        (('backend = "bwrap"\n',), "workspace site: BACKEND='bwrap' is not allowed"),
+        (('backend = "auto"\n',), "workspace site: BACKEND=auto is not allowed here"),
+        (("sandbox_processes = 1\n",), "workspace site: SANDBOX_PROCESSES='1' is not allowed"),
+        (("foreground_timeout = true\n",), "workspace site: FOREGROUND_TIMEOUT"),
+        (('hosts = ["example.org"]\n',), "workspace site: hosts has no effect with NETWORK=off"),
+    ):
+        own(on, "site", *lines)
+        assert_refused(shellback(on, "worker"), cause)
+        on.home.joinpath("shellback.toml").write_text("")
+
+
+def test_what_a_workspace_may_have_for_itself_are_settings() -> None:
+    assert set(OWN) <= set(Settings.model_fields)
+
+
+def test_the_settings_of_a_workspace_are_those_of_the_process_but_for_its_own(on: Stage) -> None:
+    site = own(on, "site", BOXED)
+    added(on, "plain")
+    views = Views(on.settings)
+    seen = views.at(site)
+    assert views.at(on.root / "plain") is views.at(on.workspace) is views.at(site / "below") is on.settings
+    assert [found.workspace for _, found in views.own()] == ["site"]
+    changed = {key for key in Settings.model_fields if getattr(seen, key) != getattr(on.settings, key)}
+    assert changed == {"backend"}
+    own(on, "site", 'backend = "nothing"\n')
+    with pytest.raises(PolicyUnusable, match="workspace site: BACKEND='nothing'"):
+        Views(on.settings)
