@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ASK: Final = "ask"
 """The value of NETWORK by which commands reach the hosts of `[network]`, and a person is asked about others."""
-_BY_NAME: Final = {ASK, "list"}
+BY_NAME: Final = {ASK, "list"}
 """The values by which they reach hosts that are named."""
 
 
@@ -68,7 +68,7 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             reasons.append(error.why if not reasons else str(error))
             asked = f"BACKEND=auto, {kind.name} does not work ({error.why})"
     why = f"BACKEND=auto, and no sandbox works: {'; '.join(reasons)}"
-    if settings.network in _BY_NAME:
+    if settings.network in BY_NAME:
         raise BackendUnavailable(why)
     return replace(tried(settings, made(settings, tuple(KINDS)[-1], workspace), why), fallen_back=True)
 
@@ -189,7 +189,7 @@ def made(
 
 
 def _network(settings: Settings, name: str) -> bool | Hosts:
-    if settings.network not in _BY_NAME:
+    if settings.network not in BY_NAME:
         return settings.network == "on"
     if not KINDS[name].lists:
         able = ", ".join(f"BACKEND={kind.name}" for kind in KINDS.values() if kind.lists)
