@@ -179,7 +179,7 @@ def test_no_canary_is_in_resources_of_mcp(masking: Stage) -> None:
     async def read() -> dict[str, str]:
         async with client(masking, "--conversation", "resources") as one:
             command = "python3 print.py values.bin resources 1"
-            session = known(await one.call("execute_pty", command=command))["session_id"]
+            session = known(await one.approved("execute_pty", command=command))["session_id"]
             await one.call("process_wait", session_ids=[session])
             listed = (await one.session.list_resources()).resources
             return {str(each.uri): (await one.session.read_resource(each.uri)).model_dump_json() for each in listed}
@@ -254,8 +254,8 @@ def test_the_audit_counts_what_was_replaced_in_output_of_a_session() -> None:
         session = made.session("print.py")
         worker.stop()
         row = facts(told(made, "audit", "-e", "secrets", "--json"))
-    assert (row["session_id"], row["conversation_id"], row["as"]) == (session.id, "plain", "mask")
-    assert row["found"] > 50
+    assert (row["session_id"], row["conversation_id"], row["facts"]["as"]) == (session.id, "plain", "mask")
+    assert row["facts"]["found"] > 50
 
 
 def test_secrets_off_shows_them_and_warn_counts_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
-import importlib.util
+import importlib.metadata
 import io
 import json
 import os
@@ -271,7 +271,7 @@ async def test_git_clones_over_https_with_a_credential_that_it_does_not_have(net
 async def test_programs_trust_the_proxy_unasked(net: Net, program: str, text: str) -> None:
     _have(program, net.box.workspace)
     said = await net.sh(program, text.format(url=net.url, port=net.port, node=base64.b64encode(NODE).decode()))
-    assert f"Bearer {VALUE}" in net.heard()
+    assert f"Bearer {VALUE}" in net.heard(), said
     assert VALUE not in said
     assert "certificate" not in said.lower()
 
@@ -285,14 +285,11 @@ def _have(program: str, workspace: Path) -> None:
     if program == "fetch":
         shutil.copy(nodes.command(nodes.CODEX)[0], workspace / "node")
     elif program == "httpx":
-        for spec in filter(None, map(importlib.util.find_spec, LIBRARY)):
-            assert spec.origin is not None
-            source = Path(spec.origin)
-            if spec.submodule_search_locations is None:
-                (workspace / "site").mkdir(exist_ok=True)
-                shutil.copy(source, workspace / "site")
-            else:
-                shutil.copytree(source.parent, workspace / "site" / spec.name)
+        for file in (file for name in LIBRARY for file in importlib.metadata.files(name) or ()):
+            if ".." not in file.parts:
+                place = workspace / "site" / file
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file.locate(), place)
     elif program == "cargo":
         rustup = shutil.which("rustup")
         which = [rustup, "which", "cargo"] if rustup else ["which", "cargo"]
