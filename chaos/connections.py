@@ -75,15 +75,14 @@ class _Story:
         self._struck = True
         running = [one for one in self._made.sessions() if one.state is SessionState.RUNNING]
         assert running, "the command runs"
-        for victim in self._cell.victims:
-            if victim == "worker":
-                self._made.workers[-1].kill()
-                self._made.hire()
-            else:
-                supervisor, keeper = self._made.supervisor_pids()
-                found = {"proxy": proxies(self._made.home), "supervisor": [supervisor], "keeper": [keeper]}[victim]
-                for pid in found:
-                    kill(pid)
+        supervisor, _ = self._made.supervisor_pids()
+        pids = {
+            "supervisor": [supervisor],
+            "proxy": proxies(self._made.home),
+            "worker": [self._made.workers[-1].process.pid],
+        }
+        for pid in [pid for victim in self._cell.victims for pid in pids[victim]]:
+            kill(pid)
         (self._made.points / CONNECTED).unlink()
 
     def _telling(self) -> list[str]:
