@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Final
 from chaos.cells import (
     cells,
     client_cells,
+    connected_cells,
     contained_cells,
     foreground_cells,
     quick_cells,
@@ -72,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
-        description="Kill worker, supervisor, keeper, database and the whole machine with kill -9 at every named point "
-        "of the loop, and count what was lost or done twice: from outside, in the command's own file, in the queue's "
-        "table and in the answers.",
+        description="Kill worker, supervisor, keeper, proxy, database and the whole machine with kill -9 at every "
+        "named point of the loop, and count what was lost or done twice: from outside, in the command's own file, in "
+        "the queue's table and in the answers.",
     )
     parser.add_argument("--quick", action="store_true", help="a part of the cells, once each")
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name has this in it")
@@ -105,12 +107,16 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     ]
     one = options.database or "sqlite"
     rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
+    rows += [Row(cell, one) for cell in connected_cells()[:: 3 if options.quick else 1]]
     rows += [Row(cell, one) for cell in contained_cells()[:: 4 if options.quick else 1]]
     rows = [row for row in rows if options.only in row.name]
     left_out: list[str] = []
     if any(row.cell.backend == "bubblewrap" for row in rows) and (why := sandboxes.refusal()):
         left_out.append(f"the cells in bubblewrap ({why})")
         rows = [row for row in rows if row.cell.backend != "bubblewrap"]
+    if any(row.cell.is_connected for row in rows) and not shutil.which("curl"):
+        left_out.append("the cells of connections (curl is not installed)")
+        rows = [row for row in rows if not row.cell.is_connected]
     if any(row.cell.backend == "podman" for row in rows) and (why := images.refusal()):
         left_out.append(f"the cells in podman ({why})")
         rows = [row for row in rows if row.cell.backend != "podman"]

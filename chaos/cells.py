@@ -27,7 +27,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
 
-Rows of connections are noted (network.noted) in tests/acceptance/test_network_kills.py.
+Connections of a command have cells of their own: proxy, supervisor, worker and several of them are killed while one
+waits for a person and one flows (connections.open), and a worker between a row and its record (network.noted).
 A directory of a conversation is made and removed (directory.*) in tests/integration/backends/test_directories.py.
 Beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
 command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
@@ -43,7 +44,7 @@ from typing import Final, Literal
 
 from tests.supervisors import crash_points
 
-Victim = Literal["worker", "server", "supervisor", "keeper", "database", "machine", "container", "podman"]
+Victim = Literal["worker", "server", "supervisor", "keeper", "proxy", "database", "machine", "container", "podman"]
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
@@ -57,6 +58,10 @@ KEPT_BY_TESTS: Final = (
     "supervisor.answered",
     "supervisor.handed",
 )
+CONNECTED: Final = "connections.open"
+"""Nobody's point: we see that one connection waits for a person and one flows, and kill then."""
+OF_CONNECTIONS: Final = (CONNECTED, "network.noted")
+"""Only a command that connects reaches these."""
 OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
 """Only a process that somebody watches reaches these."""
 OF_CALLS: Final = ("exit.told",)
@@ -148,6 +153,11 @@ class Cell:
     def is_foreground(self) -> bool:
         """Whether a call waits for the command."""
         return self.point in OF_CALLS
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the command has connections by the proxy."""
+        return self.point in OF_CONNECTIONS
 
     @property
     def is_task(self) -> bool:
@@ -250,6 +260,22 @@ def sandboxed_cells() -> list[Cell]:
         Cell(("keeper",), "keeper.held", "bubblewrap"),
         Cell(("keeper",), "keeper.reaped", "bubblewrap"),
         Cell(("worker", "supervisor"), "started.recorded", "bubblewrap"),
+    ]
+
+
+def connected_cells() -> list[Cell]:
+    """A part of it around connections by the proxy."""
+    through: tuple[tuple[Victim, ...], ...] = (
+        ("proxy",),
+        ("supervisor",),
+        ("worker",),
+        ("supervisor", "proxy", "worker"),
+        ("supervisor", "proxy"),
+        ("worker", "supervisor"),
+    )
+    return [
+        *(Cell(victims, CONNECTED, "bubblewrap") for victims in through),
+        Cell(("worker",), "network.noted", "bubblewrap"),
     ]
 
 

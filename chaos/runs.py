@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from chaos.clients import live_as_client
+from chaos.connections import ENVIRON, live_connected
 from chaos.report import Row
 from chaos.story import Count, facts_of, live_through
 from shellback.storage import schema
@@ -82,12 +83,16 @@ class Runs:
 
     def _lived(self, row: Row, executed: bool) -> tuple[Count, Path | None]:
         environ = {"DRAIN_SECONDS": "1", "SUPERVISOR_IDLE_SECONDS": "60", "BACKEND": row.cell.backend}
+        if row.cell.is_connected:
+            environ |= ENVIRON
         if row.cell.backend == "podman":
             environ["PODMAN_IMAGE"] = str(images.test_rootfs())
         with self._database(row) as (url, server), stage(url, **environ) as made, emptied(made):
             made.left = self._left
             try:
-                if "server" in row.cell.victims:
+                if row.cell.is_connected:
+                    count = live_connected(made, row.cell)
+                elif "server" in row.cell.victims:
                     count = live_as_client(made, row.cell)
                 else:
                     count = live_through(made, row.cell, server, executed=executed)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shellback.exec.policy.rules.matching import Rules
     from shellback.settings import Settings
     from shellback.storage.rules import Saved
+    from shellback.wiring.wiring import Place
     from shellback.work.approvals.event import Event
 
 DAY_S: Final = 86_400.0
@@ -77,7 +78,7 @@ def list_(everything: bool) -> None:
 @rules.command()
 @click.argument("effect", type=click.Choice(["allow", "ask", "deny"]))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- WORD...")
-@click.option("--connect", metavar="HOST[:PORT]", help="Match connections (NETWORK=ask) instead of commands.")
+@click.option("--connect", metavar="HOST[:PORT]", help="Match connections (NETWORK=ask or list) instead of commands.")
 @click.option("--prefix/--exact", "begins", default=None, help="Match also longer commands, or only these words.")
 @click.option(
     "--tier",
@@ -146,6 +147,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
 
     with opened() as where:
         (saved,) = where.database.write_now(kept, [rule], conversation=conversation)
+        _tell(where, saved)
     show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"])
 
 
@@ -190,13 +192,14 @@ def revoke(rule_id: str) -> None:
 
     with opened() as where:
         ended = where.database.write_now(end)
+        _tell(where, ended.rule)
     said = f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}"
     show(_saved_facts(ended), [said])
 
 
 @rules.command()
 @click.argument("command", required=False)
-@click.option("--connect", metavar="HOST:PORT", help="Show it for a connection (NETWORK=ask) instead.")
+@click.option("--connect", metavar="HOST:PORT", help="Show it for a connection instead.")
 @click.option(
     "--backend", type=click.Choice(_PLACES), default=_PLACES[0], show_default=True, help="Where it would run."
 )
@@ -257,17 +260,28 @@ def _test_connection(rules: Rules, settings: Settings, connect: str, conversatio
         raise Refused(f"--connect: {error}") from None
     listed = listed_in(settings.policy)
     entry = listed.allowing(name, to)
-    hit = None if entry else rules.connection(name, to, conversation, time.time())
+    hit = rules.connection(name, to, conversation, time.time())
+    if entry and hit and hit.effect != "deny":
+        hit = None
     facts = {
         "connect": connect,
-        "effect": "allow" if entry else hit and hit.effect,
+        "effect": hit.effect if hit else entry and "allow",
         "rules": list(hit.rule_ids) if hit else [],
         "source": hit and hit.source,
-        "reason": f"[network] lists {entry.text}" if entry else hit and hit.reason,
+        "reason": hit.reason if hit else entry and f"[network] lists {entry.text}",
     }
     asked = "a person is asked" if listed.askable(name) else "the address is private and not named: it is refused"
     said = f"{facts['effect']}: {shown_line(str(facts['reason']))}" if facts["effect"] else f"no rule decides; {asked}"
     show(facts, [said])
+
+
+def _tell(where: Place, rule: Rule) -> None:
+    """Have a rule about hosts that was saved or has ended hold for the next connection."""
+    from shellback.wiring.wiring import a_doorbell
+    from shellback.work.approvals.denying import CHANGED
+
+    if rule.match.connect is not None:
+        a_doorbell(where).ring_all(CHANGED)
 
 
 def _glob(pattern: str) -> str:

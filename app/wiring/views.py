@@ -11,7 +11,7 @@ from shellback.exec.policy.rules.file import workspaces
 from shellback.exec.policy.rules.named import LISTED, OWN, NamedWorkspace
 from shellback.orders import SettingsError
 from shellback.settings import Settings
-from shellback.wiring.choice import ASK, AUTO, BY_NAME, Choice, choose
+from shellback.wiring.choice import AUTO, BY_NAME, Choice, choose
 from shellback.work.queue.mailbox import Workspace
 
 
@@ -30,9 +30,9 @@ class Views:
         }
 
     @property
-    def asks(self) -> bool:
-        """Whether a person is asked about hosts in any of them."""
-        return ASK in {self._first.network, *(seen.network for _, seen in self._there.values())}
+    def networks(self) -> set[str]:
+        """The values of NETWORK that hold in any of them."""
+        return {self._first.network, *(seen.network for _, seen in self._there.values())}
 
     def agents(self) -> Iterator[Settings]:
         """The settings of workspaces that have an agent or a model of their own."""

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import platform
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
     from shellback.wiring.views import Views
+    from shellback.work.approvals.secrets_found import SecretsFound
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
@@ -202,30 +203,51 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
 
 
-def _for_proxies(
-    where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, asks: bool, once: bool
-) -> Sequence[Service]:
-    """Who makes rows of their records, and where they ask, if one `asks` at all.
+def _secrets_found(where: Place, told: Callable[[int], object] = lambda _: None) -> SecretsFound:
+    """Who makes rows of what the mask finds from now on; `told` is told of each find, too."""
+    from shellback.work.approvals.secrets_found import SecretsFound
 
-    `name` is of this process, with `once` of no later one.
+    made = SecretsFound(database=where.database, mode=where.mask.mode)
+
+    def count(number: int, session_id: str) -> None:
+        told(number)
+        made.count(number, session_id)
+
+    where.mask.noted = count
+    return made
+
+
+def _for_proxies(
+    where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, networks: Collection[str], once: bool
+) -> Sequence[Service]:
+    """Who makes rows of their records, who tells them what rules deny, and where they ask, if they ask at all.
+
+    `name` is of this process, with `once` of no later one. `networks` are the values of NETWORK in its workspaces.
     """
     from shellback.exec.policy.rules.file import load
+    from shellback.wiring.choice import ASK, BY_NAME
     from shellback.work.approvals.collector import Collector
     from shellback.work.approvals.connecting import Terms
+    from shellback.work.approvals.denying import Denying
     from shellback.work.approvals.reception import Reception
 
     settings = where.settings
     collector = Collector(home=where.home, database=where.database, doorbell=a_doorbell(where))
-    if not asks:
+    if BY_NAME.isdisjoint(networks):
         return (collector,)
+    rules = load(settings.policy)
+    denying = Denying(home=where.home, database=where.database, doorbell=a_doorbell(where), rules=rules)
+    if ASK not in networks:
+        return collector, denying
     terms = Terms(
-        rules=load(settings.policy),
+        rules=rules,
         ttl_s=settings.approval_ttl,
         limit=settings.pending_approvals,
         outbox=outbox,
     )
     return (
         collector,
+        denying,
         Reception(
             home=where.home,
             name=name,
@@ -342,7 +364,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         doorbell = a_doorbell(where)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
 
-        where.mask.noted = watches.secrets
+        secrets = _secrets_found(where, watches.secrets)
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, equipment.containers
@@ -435,7 +457,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_for_proxies(where, executor_id, enqueuer, outbox, asks=equipment.views.asks, once=False),
+                secrets,
+                *_for_proxies(where, executor_id, enqueuer, outbox, networks=equipment.views.networks, once=False),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -464,6 +487,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
     process_wide(host=where.host_id, executor=process)
     with _dbos_client(where) as client:
         enqueuer = _enqueuer(where, client)
+        secrets = _secrets_found(where)
         equipment = equipped(where, backend, enqueuer, blocks=False)
         count = Generation(where.home, where.host_id, where.database)
         outbox, notifiers = _notifying(where)
@@ -490,7 +514,8 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,
-                *_for_proxies(where, process, enqueuer, outbox, asks=equipment.views.asks, once=True),
+                secrets,
+                *_for_proxies(where, process, enqueuer, outbox, networks=equipment.views.networks, once=True),
             ),
             loops=[notifier.run for notifier in notifiers],
         )

@@ -10,12 +10,14 @@ import json
 
 import pytest
 
-from chaos.cells import TRUE, Cell, Victim, cells, client_cells, contained_cells, quick_cells
+from chaos.cells import TRUE, Cell, Victim, cells, client_cells, connected_cells, contained_cells, quick_cells
 from chaos.clients import live_as_client
+from chaos.connections import ENVIRON, live_connected
 from chaos.story import PATIENCE_S, facts_of, live_through
 from tests.databases import unavailable
 from tests.nursery import NoNursery, probe_machines
 from tests.podmans import contained
+from tests.sandboxes import program_needed
 from tests.stage import Stage, stage
 
 # Its own patience is longer than what a test has.
@@ -23,7 +25,10 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
 def assert_clean(made: Stage, cell: Cell, *, executed: bool = False) -> None:
-    count = live_as_client(made, cell) if "server" in cell.victims else live_through(made, cell, executed=executed)
+    if cell.is_connected:
+        count = live_connected(made, cell)
+    else:
+        count = live_as_client(made, cell) if "server" in cell.victims else live_through(made, cell, executed=executed)
     assert count.clean, f"{count}\n{json.dumps(facts_of(made), indent=1, default=str)}"
 
 
@@ -74,6 +79,13 @@ def test_around_an_mcp_client(database_url: str, cell: Cell) -> None:
 @pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)
 def test_in_a_container(sqlite_url: str, cell: Cell) -> None:
     with contained("podman", sqlite_url) as made:
+        assert_clean(made, cell)
+
+
+@pytest.mark.parametrize("cell", connected_cells()[::3], ids=lambda cell: cell.name)
+def test_around_connections(sqlite_url: str, cell: Cell) -> None:
+    program_needed("curl")
+    with contained("bubblewrap", sqlite_url, **ENVIRON) as made:
         assert_clean(made, cell)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
@@ -13,7 +14,10 @@ import sqlalchemy as sa
 
 from shellback.client.client import Client
 from shellback.storage.tables import audit
+from tests.clients import client, known
 from tests.commands import facts, shellback, told
+from tests.otlp import receiving
+from tests.serving import served, token, web
 from tests.stage import Stage, stage
 
 COUNT = 500
@@ -171,6 +175,56 @@ def test_no_canary_is_in_what_commands_and_clients_show(masking: Stage) -> None:
         assert not seen(told(masking, *words).stdout), words
 
 
+def test_no_canary_is_in_resources_of_mcp(masking: Stage) -> None:
+    async def read() -> dict[str, str]:
+        async with client(masking, "--conversation", "resources") as one:
+            command = "python3 print.py values.bin resources 1"
+            session = known(await one.approved("execute_pty", command=command))["session_id"]
+            await one.call("process_wait", session_ids=[session])
+            listed = (await one.session.list_resources()).resources
+            return {str(each.uri): (await one.session.read_resource(each.uri)).model_dump_json() for each in listed}
+
+    texts = asyncio.run(read())
+    assert sorted(uri.rpartition("/")[2] for uri in texts) == ["log", "screen"]
+    for uri, text in texts.items():
+        assert "[secret CANARY_TOKEN_" in text, uri
+        assert not seen(text), uri
+
+
+def test_no_canary_is_in_events_of_ag_ui(masking: Stage) -> None:
+    command = json.dumps({"command": "python3 print.py values.bin ag-ui 1"})
+    message = {"id": "m1", "role": "user", "content": f"!execute {command}"}
+
+    async def run(base: str, secret: str) -> str:
+        given = {"threadId": "ag-ui", "runId": "r1", "messages": [message]}
+        async with web(secret) as http:
+            return (await http.post(f"{base}/v1/ag-ui", json=given)).text
+
+    with served(masking) as server:
+        text = asyncio.run(run(server.base, token(masking, "ag-ui", "--api", "-c", "ag-ui")))
+    assert "TOOL_CALL_RESULT" in text
+    assert "RUN_FINISHED" in text
+    assert "[secret CANARY_TOKEN_" in text
+    assert not seen(text)
+
+
+def test_no_canary_is_in_spans_metrics_and_logs_even_with_their_content() -> None:
+    told_of = {"TELEMETRY_CONTENT": "true", "LOG_FORMAT": "json", "LOG_LEVEL": "DEBUG"}
+    soon = {"OTEL_BSP_SCHEDULE_DELAY": "200", "OTEL_METRIC_EXPORT_INTERVAL": "500"}
+    with receiving() as receiver, stage(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url, **soon, **told_of) as made:
+        secret_files(made)
+        worker = made.hire()
+        printing(made)
+        made.until("the counter", lambda: receiver.points("shellback.secrets"))
+        worker.stop()
+        log = (made.home / "worker.log").read_bytes()
+    sent = b"".join(receiver.raw)
+    assert b"[secret CANARY_TOKEN_" in sent
+    assert not seen(sent)
+    assert not seen(log)
+    assert sum(receiver.points("shellback.secrets").values()) > 0
+
+
 def test_the_log_has_them_all_and_a_person_may_see_them_which_is_audited(masking: Stage) -> None:
     printing(masking, "revealed")
     session = masking.session("revealed")
@@ -190,6 +244,18 @@ def test_no_canary_is_in_the_database(masking: Stage) -> None:
     assert found == []
     assert b"[secret CANARY_TOKEN_" in b"".join(path.read_bytes() for path in masking.home.glob("shellback.db*"))
     assert not seen((masking.home / "worker.log").read_bytes())
+
+
+def test_the_audit_counts_what_was_replaced_in_output_of_a_session() -> None:
+    with stage() as made:
+        secret_files(made)
+        worker = made.hire()
+        printing(made)
+        session = made.session("print.py")
+        worker.stop()
+        row = facts(told(made, "audit", "-e", "secrets", "--json"))
+    assert (row["session_id"], row["conversation_id"], row["facts"]["as"]) == (session.id, "plain", "mask")
+    assert row["facts"]["found"] > 50
 
 
 def test_secrets_off_shows_them_and_warn_counts_them() -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.proxy.authority import Authority, ensure
+from shellback.work.approvals import audit
 from tests.commands import assert_refused, facts, shellback, told
+from tests.podmans import contained
 from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, staged
 
@@ -75,6 +77,42 @@ def test_a_command_reaches_a_listed_host_and_what_it_asked_for_in_vain_is_sugges
     assert facts(told(place, "network", "suggest", "a b", "--json")) == {"set": "a-b", "hosts": []}
     assert facts(told(place, "network", "-c", "elsewhere", "--json")) == []
     assert f"127.0.0.1:{port}" in told(place, "sandbox", "--json").stdout
+
+
+def test_a_rule_denies_a_listed_host_to_a_command_that_runs_and_its_end_lets_it_on(place: Stage, port: int) -> None:
+    file, host = place.home / "shellback.toml", f"127.0.0.1:{port}"
+    file.write_text(f'[network]\nhosts = ["{host}"]\n')
+    file.chmod(0o600)
+    place.hire()
+    get = f"curl -sS --noproxy '' http://{host}/"
+    again = "do sleep 0.1; done"
+    item = place.send(f"$ {get}; until {get} | grep denied; {again}; until {get} | grep hello; {again}")
+    place.approve()
+    place.until("it connects", lambda: facts(told(place, "network", "--json")))
+    rule = facts(told(place, "rules", "add", "deny", "--connect", host, "--json"))["id"]
+    tested = facts(told(place, "rules", "test", "--connect", host, "--json"))
+    assert (tested["effect"], tested["rules"]) == ("deny", [rule])
+    denied = place.until("a row", lambda: [one for one in place.read(audit.find) if one.rule == f"rule {rule}"])
+    assert (denied[-1].event, (denied[-1].facts or {})["decision"], denied[-1].command) == (
+        "not_connected", "deny", host,
+    )  # fmt: skip
+    told(place, "rules", "revoke", rule)
+    assert f"{host} is denied: rule saved {rule}" in place.answer(item)
+    assert facts(told(place, "rules", "test", "--connect", host, "--json"))["reason"] == f"[network] lists {host}"
+
+
+def test_a_command_of_sandbox_run_in_a_container_reaches_listed_hosts_only(sqlite_url: str, port: int) -> None:
+    with contained("podman", sqlite_url, NETWORK="list") as made:
+        file = made.home / "shellback.toml"
+        file.write_text(f'[network]\nhosts = ["127.0.0.1:{port}"]\n')
+        file.chmod(0o600)
+        get = "curl -sS --noproxy ''"
+        run = shellback(made, "sandbox", "run", f"{get} http://127.0.0.1:{port}/; {get} http://other.example/")
+        assert "hello from the host" in run.stdout
+        assert "other.example:80 is not on the list" in run.stdout
+        assert run.returncode == 0, run.stderr
+        reads = shellback(made, "sandbox", "run", "--profile", "read_only", f"{get} http://127.0.0.1:{port}/")
+        assert "hello" not in reads.stdout
 
 
 def test_a_worker_lends_a_credential_and_a_server_that_does_not_verify_never_gets_it(

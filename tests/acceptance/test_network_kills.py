@@ -5,10 +5,7 @@ What waited was asked once, each connection is one row with its bytes, and no co
 
 from __future__ import annotations
 
-import contextlib
 import re
-import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,54 +16,19 @@ import pytest
 from shellback.cli.children import WorkerChild
 from shellback.exec.core.model import SessionState
 from shellback.exec.reports.connections import CUT
-from shellback.exec.wire import layout
 from shellback.work.approvals import audit
 from tests.commands import facts, told
+from tests.pieces import CURL, PIECE, Server, pieces, records
 from tests.sandboxes import needed, program_needed
 from tests.stage import Stage, stage
 from tests.supervisors import kill
 from tests.towns.town import proxies
 
-PIECE = 1000
-END = b"whole\n"
-HEAD = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {PIECE + len(END)}\r\n\r\n".encode()
-CURL = "curl -sSN --noproxy '' --retry 30 --retry-delay 1 --retry-all-errors"
-
-
-class Server:
-    """Answers each request with a piece; the rest, and the end, come when a test says so."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.port = listener.getsockname()[1]
-        self.go = threading.Event()
-        self.flowing = threading.Semaphore(0)
-        self._listener = listener
-
-    def run(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
-
-    def _serve(self, accepted: socket.socket) -> None:
-        with accepted:
-            accepted.recv(1 << 16)
-            accepted.sendall(HEAD + b"." * PIECE)
-            self.flowing.release()
-            self.go.wait()
-            with contextlib.suppress(OSError):  # its proxy may have been killed
-                accepted.sendall(END)
-
 
 @pytest.fixture
 def server() -> Generator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        found = Server(listener)
-        threading.Thread(target=found.run, daemon=True).start()
+    with pieces() as found:
         yield found
-        found.go.set()
 
 
 class World:
@@ -75,9 +37,7 @@ class World:
     def __init__(self, place: Stage, server: Server) -> None:
         self.place = place
         self.server = server
-        file = place.home / "shellback.toml"
-        file.write_text(f'[network]\nhosts = ["127.0.0.1:{server.port}"]\nprivate = ["127.0.0.0/8"]\n')
-        file.chmod(0o600)
+        server.listed(place.home)
         self.worker: WorkerChild = place.hire()
 
     def begin(self) -> None:
@@ -103,7 +63,7 @@ class World:
         return [one for one in self.place.sessions() if one.state is SessionState.EXITED]
 
     def left(self) -> list[Any]:
-        return [path for path in (self.place.home / layout.NETWORK).rglob("*") if path.is_file()]
+        return records(self.place.home)
 
     def rows(self) -> list[audit.Entry]:
         found = self.place.read(audit.find)

@@ -68,6 +68,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/proxy/asking.py": STATE,
     "exec/proxy/authority.py": "the state directory, and the certificates of the machine",
     "exec/proxy/carried.py": STATE,
+    "exec/proxy/denied.py": STATE,
     "exec/proxy/journal.py": STATE,
     "exec/reports/connections.py": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
@@ -77,6 +78,7 @@ JUSTIFIED: dict[str, str] = {
     "mcp_server/stdio.py": "the null device, in place of standard input",
     "orders.py": STATE,
     "storage/": STATE,
+    "work/approvals/denying.py": STATE,
     "work/hosts/generation.py": STATE,
     "work/hosts/unknown.py": KERNEL,
 }

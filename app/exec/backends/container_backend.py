@@ -37,6 +37,7 @@ from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.listed import Listed
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_words
+from shellback.exec.backends.trial import served
 from shellback.exec.backends.view import TRUST
 from shellback.exec.core.base import Plan
 from shellback.exec.core.environment import CHILD_PATH
@@ -44,6 +45,7 @@ from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.core.runner import EXEC_UID, Runner
 from shellback.exec.log.placements import CONTAINERS
+from shellback.exec.supervisor.sandbox.proxying import facts_of
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire import layout
@@ -264,14 +266,17 @@ class ContainerBackend(ChosenBackend):
             terminal = sys.stdin.isatty() and sys.stdout.isatty()
             mode = [] if streams is None else ["--interactive", *(["--tty"] if terminal else [])]
             words = ["exec", *mode, "--user", f"{plan.uid}:{plan.gid}", "--workdir", plan.cwd, plan.home.name]
-            done = subprocess.run(
-                engine.argv(*words, *env, *plan.argv),
-                env=engine.environ,
-                stdin=subprocess.DEVNULL if streams is None else None,
-                stdout=subprocess.PIPE if streams is None else None,
-                stderr=subprocess.STDOUT if streams is None else None,
-                check=False,
-            )
+            described = homes.known(plan.home)
+            proxied = described is not None and described.proxied
+            with served(plan.home, facts_of(described)) if proxied else contextlib.nullcontext():
+                done = subprocess.run(
+                    engine.argv(*words, *env, *plan.argv),
+                    env=engine.environ,
+                    stdin=subprocess.DEVNULL if streams is None else None,
+                    stdout=subprocess.PIPE if streams is None else None,
+                    stderr=subprocess.STDOUT if streams is None else None,
+                    check=False,
+                )
             ended = time.perf_counter()
         output, code = done.stdout or b"", done.returncode
         return Report(

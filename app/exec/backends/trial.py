@@ -1,4 +1,7 @@
-"""Runs one command of a plan in a sandbox of its own, without a supervisor, by the same mechanism."""
+"""Runs one command of a plan in a sandbox of its own, without a supervisor, by the same mechanism.
+
+A container has its own way to run one; here it is only given its list of hosts.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from shellback.exec.core.base import Plan
-from shellback.exec.core.errors import SpawnFailed
+from shellback.exec.core.errors import BackendUnavailable, SpawnFailed
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.protocol import StartRequest
 from shellback.exec.wire.sandbox import Sandbox
@@ -25,7 +28,7 @@ _OVERHEAD_S: Final = 60.0
 """Time beyond the command's timeout: twice that of bubblewrap, and for the trial's own end."""
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
 _CODE: Final = (
-    f"import sys; sys.path.append({_ROOT!r}); from shellback.exec.supervisor.sandbox.trial import main; main()"
+    "import sys; sys.path.append({root!r}); from shellback.exec.supervisor.sandbox.{name} import main; main()"
 )
 
 
@@ -72,6 +75,39 @@ def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None) -> Repor
         raise SpawnFailed(f"no sandbox could be tried: {last[0]}; report it, or name a BACKEND") from None
 
 
+@contextlib.contextmanager
+def served(home: Path, facts: Mapping[str, object]) -> Generator[None]:
+    """Have the container of this home reach the hosts in `facts` until the end of the block.
+
+    Raises:
+        BackendUnavailable: It cannot be served.
+    """
+    with _program("serving") as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with child.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(json.dumps({"home": str(home), "facts": facts}).encode() + b"\n")
+                child.stdin.flush()
+            said = child.stdout.readline()
+            if said != b"\n":
+                why = said.decode("utf-8", "replace").strip() or "what serves it was killed"
+                raise BackendUnavailable(f"the container reaches no listed host: {why}; set NETWORK=off or NETWORK=on")
+            yield
+
+
+def _program(name: str, streams: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-E", "-c", _CODE.format(root=_ROOT, name=name)],
+        stdin=subprocess.PIPE,  # its end, however we end, is what the program is told by
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={},
+        pass_fds=tuple(set(streams)),
+        start_new_session=True,
+    )
+
+
 def _without_stand_ins(sandbox: Sandbox) -> Sandbox:
     # Who counts them for running commands is a supervisor, and we are none. What stands there for another is kept.
     placed = {path for path, _ in sandbox.placeholders}
@@ -82,15 +118,7 @@ def _without_stand_ins(sandbox: Sandbox) -> Sandbox:
 
 def _ran(told: bytes, timeout_s: float | None, streams: Sequence[int]) -> bytes:
     """What the program prints until it has ended."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-E", "-c", _CODE],
-        stdin=subprocess.PIPE,  # its end, however we end, is what the trial is told by
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={},
-        pass_fds=tuple(set(streams)),
-        start_new_session=True,
-    ) as child:
+    with _program("trial", streams) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         late = None if timeout_s is None else threading.Timer(timeout_s, child.kill)

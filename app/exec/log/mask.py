@@ -197,7 +197,8 @@ class _Scan:
 class Mask:
     """Finds secrets in output, and replaces each by `[secret NAME]` unless `mode` is `warn`; `off` does neither.
 
-    Any thread may use it. `values` is asked by `refresh` only. `noted` is told the number of each find.
+    Any thread may use it. `values` is asked by `refresh` only. `noted` is told how many were
+    found in which session's output, "" if that is not known.
     """
 
     def __init__(self, mode: Mode = "off", values: Values = tuple) -> None:
@@ -207,7 +208,7 @@ class Mask:
         self._scan = _Scan()
         self._asked_at = -FRESH_S
         self._one = threading.Lock()
-        self.noted: Callable[[int], None] = lambda _: None
+        self.noted: Callable[[int, str], None] = lambda _number, _of: None
 
     @property
     def reach(self) -> int:
@@ -250,7 +251,14 @@ class Mask:
             self._scan, self._values = scan, found
 
     def hide(
-        self, data: bytes, first: int = 0, last: int | None = None, *, torn: bool = False, ends: bool = True
+        self,
+        data: bytes,
+        first: int = 0,
+        last: int | None = None,
+        *,
+        torn: bool = False,
+        ends: bool = True,
+        of: str = "",
     ) -> Hidden:
         """The bytes `first` to `last` of `data` as they are shown; the rest of `data` is what stands around them.
 
@@ -260,6 +268,7 @@ class Mask:
             last: Where they end; None: with `data`.
             torn: What stood before `data` was dropped, so it may begin with the end of a value.
             ends: Nothing stands after `data` yet, so it may end with the beginning of a value.
+            of: The session that printed it.
         """
         last = len(data) if last is None else min(last, len(data))
         if self.mode == "off" or first >= last:
@@ -273,7 +282,7 @@ class Mask:
             parts += [data[position : max(position, one.start)], b"[secret %s]" % one.name.encode()]
             position = min(one.end, last)
         if found:
-            self.noted(found)
+            self.noted(found, of)
         if not found or self.mode == "warn":
             return Hidden(data[first:last], found)
         return Hidden(b"".join([*parts, data[position:last]]), found)

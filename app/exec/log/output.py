@@ -87,7 +87,7 @@ class OutputLog:
     ) -> None:
         self._path = os.path.join(directory, layout.ERR if err else layout.LOG)
         self._holes_path = os.path.join(directory, layout.ERR_HOLES if err else layout.HOLES)
-        self._session_id = session_id
+        self.session_id = session_id
         self._err = err
         self._end = end
         self.mask = mask
@@ -159,7 +159,8 @@ class OutputLog:
             wide = wide_of(fd, start, upto, self.mask)
             printed, holes = self._extent(fd)
             found = [(first, last) for kind, first, last, _ in pieces(start, upto, holes) if kind == "kept"]
-            texts = [hidden(self.mask, wide, first, last, holes, printed).data for first, last in found]
+            of = self.session_id
+            texts = [hidden(self.mask, wide, first, last, holes, printed, of).data for first, last in found]
             return b"".join(texts), upto - start - sum(last - first for first, last in found)
 
         return await self._read(read)
@@ -289,7 +290,9 @@ class OutputLog:
                 texts.append(self._left_out(fd, parts[0][1], part_start, holes))
             for kind, piece_start, piece_end, _ in pieces(part_start, part_end, holes):
                 if kind == "kept":
-                    data, found = hidden(self.mask, wide, piece_start, piece_end, holes, counts.bytes_total)
+                    data, found = hidden(
+                        self.mask, wide, piece_start, piece_end, holes, counts.bytes_total, self.session_id
+                    )
                     texts.append(self.text_of(data))
                     secrets += found
                     shown += piece_end - piece_start
@@ -311,7 +314,7 @@ class OutputLog:
         stream = ", stderr=true" if self._err else ""
         return (
             f"\n[{end - start:,} bytes{counted} left out here{dropped}; read them with process_log"
-            f"(session_id={self._session_id!r}{stream}, byte_offset={start}, byte_limit={page})]\n"
+            f"(session_id={self.session_id!r}{stream}, byte_offset={start}, byte_limit={page})]\n"
         )
 
 
@@ -419,8 +422,11 @@ def wide_of(fd: int, start: int, end: int, mask: Mask) -> Wide:
     return Wide(first, exactly(fd, first, end + mask.reach))
 
 
-def hidden(mask: Mask, wide: Wide, start: int, end: int, holes: Sequence[Hole], size: int) -> Hidden:
-    """The kept bytes of a range, without secrets; `wide` was read before the `holes` and the `size` of the log."""
+def hidden(mask: Mask, wide: Wide, start: int, end: int, holes: Sequence[Hole], size: int, of: str = "") -> Hidden:
+    """The kept bytes of a range in the log `of` a session, without secrets.
+
+    `wide` was read before the `holes` and the `size` of the log.
+    """
     before = max((hole.end for hole in holes if hole.end <= start), default=0)
     after = min((hole.start for hole in holes if hole.start >= end), default=size)
     first = max(wide.start, before)
@@ -431,6 +437,7 @@ def hidden(mask: Mask, wide: Wide, start: int, end: int, holes: Sequence[Hole], 
         end - first,
         torn=first == before > 0,
         ends=first + len(data) >= after,
+        of=of,
     )
 
 

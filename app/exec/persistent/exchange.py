@@ -118,7 +118,7 @@ class Exchange:
         at, data = self.printed
         if done.start < at or done.end > at + len(data) or done.end - done.start > limits.RESULT_CHARS:
             return None
-        kept, secrets = self._log.mask.hide(data, done.start - at, done.end - at, ends=False)
+        kept, secrets = self._log.mask.hide(data, done.start - at, done.end - at, ends=False, of=self._log.session_id)
         text, length = self._log.text_of(kept), done.end - done.start
         return Slice(
             text=text, start=done.start, end=done.end, bytes_total=at + len(data), bytes_shown=length, secrets=secrets

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from shellback.exec.proxy.asking import Asking
 from shellback.exec.proxy.carried import Carried
+from shellback.exec.proxy.denied import Denied
 from shellback.exec.proxy.journal import Journal, Record
 from shellback.exec.proxy.reach import Lookups, Refused
 from shellback.exec.proxy.sides import Side
@@ -107,6 +108,7 @@ class Proxy:
         self._home = home
         self._journal = journal
         self._asking = asking
+        self._denied = Denied(home)
         self._room = room
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
@@ -205,9 +207,10 @@ class Proxy:
             allow = partial(self._asking.allow, served.scope, hosts.ask_s, partial(_there, accepted))
         if hosts.credentials and self._injector is not None:
             inject = partial(self._injector.serve, served.key)
+        deny = partial(self._denied.check, served.scope)
         accepted.setblocking(False)
         with Side(accepted) as client:
-            visit = Visit(hosts, served.lookups.resolve, client, account.begin, allow, inject)
+            visit = Visit(hosts, served.lookups.resolve, client, account.begin, allow, inject, deny)
             visit.facts.limit = limit
 
             def count(up: int, down: int) -> None:

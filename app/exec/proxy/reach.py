@@ -18,6 +18,8 @@ _LOOKUPS: Final = 4
 Resolve = Callable[[str], Awaitable[list[str]]]
 Allow = Callable[[str, int], Awaitable[Entry]]
 """Decides about a host, as `canonical` writes it, and port that are not listed; raises Refused."""
+Deny = Callable[[str, int], None]
+"""Raises Refused for a host, as `canonical` writes it, and port that a rule denies, listed or not."""
 
 
 class Refused(Exception):
@@ -42,12 +44,17 @@ class Reached(NamedTuple):
     side: Side
 
 
-async def goal(hosts: Hosts, host: str, port: str, allow: Allow | None = None) -> Goal:
-    """The goal of a connection that is asked for; raises Refused if neither the list nor `allow` allows it."""
+async def goal(hosts: Hosts, host: str, port: str, allow: Allow | None = None, deny: Deny | None = None) -> Goal:
+    """The goal of a connection that is asked for.
+
+    Raises Refused if `deny` does, or if neither the list nor `allow` allows it.
+    """
     try:
         name, to = canonical(host), number(port)
     except ValueError as error:
         raise Refused(str(error)) from None
+    if deny is not None:
+        deny(name, to)
     by = hosts.allowing(name, to)
     if by is None:
         if allow is None or not hosts.askable(name):

@@ -18,7 +18,7 @@ from typing import Final
 import h11
 
 from shellback.exec.proxy import hello
-from shellback.exec.proxy.reach import Goal, Reached, Refused, Resolve, goal, reach
+from shellback.exec.proxy.reach import Deny, Goal, Reached, Refused, Resolve, goal, reach
 from shellback.exec.proxy.requests import (
     HEAD_BYTES,
     HEAD_S,
@@ -92,7 +92,7 @@ Inject = Callable[[Credential, Goal, tuple[Side, Side], bytes, Facts], Awaitable
 class Visit:
     """Serves one connection; `begun` is called once an allowed host is reached.
 
-    `allow` decides about other hosts, for the session that the program names.
+    `allow` decides about other hosts, for the session that the program names; `deny` goes before it, and the list.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Visit:
         begun: Callable[[Facts], None],
         allow: Callable[[str, str, int], Awaitable[Entry]] | None = None,
         inject: Inject | None = None,
+        deny: Deny | None = None,
     ) -> None:
         self.facts = Facts()
         self._hosts = hosts
@@ -111,6 +112,7 @@ class Visit:
         self._begun = begun
         self._allow = allow
         self._inject = inject
+        self._deny = deny
         self._reached: Reached | None = None
         self._pieces = 0
 
@@ -284,7 +286,9 @@ class Visit:
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
         try:
-            to = await goal(self._hosts, host, port, self._allow and partial(self._allow, self.facts.session))
+            to = await goal(
+                self._hosts, host, port, self._allow and partial(self._allow, self.facts.session), self._deny
+            )
         except Refused as refusal:
             self.facts.decision, self.facts.rule = "deny" if refusal.by else "", refusal.by
             raise

@@ -152,9 +152,7 @@ def _matches(names: str, name: str) -> bool:
 
 def _harmless(name: str, value: str | None, place: str) -> bool:
     known = harmless(name) or _matches(_STORED, name)
-    return known and _harmless_value(
-        name.rpartition(".")[2], name, "true" if value is None else value, place
-    )
+    return known and _harmless_value(name.rpartition(".")[2], name, "true" if value is None else value, place)
 
 
 def _harmless_value(key: str, name: str, value: str, place: str) -> bool:

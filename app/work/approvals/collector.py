@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.reports.connections import Kept, kept, leave
+from sqlalchemy import exc
+
+from shellback.exec.reports.connections import Connection, Kept, kept, leave
 from shellback.exec.wire import layout
 from shellback.exec.wire.crashpoints import reach
 from shellback.exec.wire.ring import Ring
@@ -22,6 +25,18 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 AGAIN_S: Final = 5.0
+OF_A_ROW: Final = (
+    exc.DataError,
+    exc.IntegrityError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+)
+"""The database refuses this row, and will always; other errors are about the database."""
+KEPT: Final = 64
+"""Records that are set aside; older ones are removed."""
 TOLD: Final = 1000
 """So many limits of conversations are warned of once by a process, before it may repeat itself."""
 
@@ -30,6 +45,7 @@ TOLD: Final = 1000
 class Collector:
     """While it is started, each record of a connection that has ended becomes a row, and is then removed.
 
+    One whose row the database refuses is set aside when it was refused alone, and the others go on.
     Several of one host do no harm: a row is added once. What is left when a process ends is for the next one.
     """
 
@@ -57,17 +73,29 @@ class Collector:
             rung = self._rung.next
             try:
                 while found := await asyncio.to_thread(self._found):
-                    ended = [one.connection for one in found if one.connection]
-                    await self.database.write(connected.note, sorted(ended, key=lambda one: one.at))
+                    noted = await self._noted(found)
                     reach("network.noted")
-                    self._tell(found)
-                    await asyncio.to_thread(_remove, found)
+                    self._tell(noted)
+                    await asyncio.to_thread(_remove, noted)
                 await asyncio.to_thread(leave, self.home)
             except Exception as error:  # noqa: BLE001 - the records stay
                 log.warning("connections are no rows of the audit yet; it is tried again in %.0f s: %s", AGAIN_S, error)
                 await asyncio.sleep(AGAIN_S)
             else:
                 await rung.wait()
+
+    async def _noted(self, found: list[Kept]) -> list[Kept]:
+        """Add the rows of these; returns all but those that were set aside. Raises what the database does."""
+        try:
+            await self.database.write(connected.note, _ended(found))
+        except OF_A_ROW as error:
+            if len(found) > 1:
+                middle = len(found) // 2
+                return [*await self._noted(found[:middle]), *await self._noted(found[middle:])]
+            aside = await asyncio.to_thread(_set_aside, found[0].path, self.home / layout.ASIDE)
+            log.warning("a connection is no row of the audit, and its record is set aside as %s: %s", aside, error)
+            return []
+        return found
 
     def _tell(self, found: list[Kept]) -> None:
         cut = {(one.connection.scope, one.connection.limit) for one in found if one.connection and one.connection.limit}
@@ -85,6 +113,19 @@ class Collector:
 
 def _over(one: Kept) -> bool:
     return one.connection is None or one.connection.seconds is not None
+
+
+def _ended(found: list[Kept]) -> list[Connection]:
+    return sorted((one.connection for one in found if one.connection), key=lambda one: one.at)
+
+
+def _set_aside(path: Path, place: Path) -> Path:
+    place.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another collector may do the same
+        for former in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[: -KEPT + 1]:
+            former.unlink()
+        path.rename(place / path.name)
+    return place / path.name
 
 
 def _remove(found: list[Kept]) -> None:

@@ -100,7 +100,7 @@ def judged(conn: sa.Connection, question: Question, terms: Terms) -> Answer:
     rules = terms.rules.plus(saved.live(conn, question.scope))
     hit = rules.connection(question.host, question.port, question.scope, time.time())
     if hit is not None and hit.effect == "deny":
-        return Answer(refused=f"{question.place} is denied: {hit.reason}", by=_name(hit))
+        return Answer(refused=f"{question.place} is denied: {hit.reason}", by=hit.name)
     last = _last(conn, question)
     if last is not None and _holds(last, question):
         _had(conn, last)
@@ -209,7 +209,7 @@ def _fresh(request: Request) -> bool:
 
 def _by_rule(conn: sa.Connection, question: Question, hit: Hit) -> Answer:
     saved.use(conn, hit.rule_ids)
-    by = _name(hit)
+    by = hit.name
     entry = audit.Entry(
         event="rule",
         conversation_id=question.scope,
@@ -221,10 +221,6 @@ def _by_rule(conn: sa.Connection, question: Question, hit: Hit) -> Answer:
     )
     audit.note(conn, entry)
     return Answer(allowed=by)
-
-
-def _name(hit: Hit) -> str:
-    return " ".join(("rule", *hit.rule_ids)) if hit.rule_ids else f"policy {hit.source}"
 
 
 def _asked(conn: sa.Connection, question: Question, terms: Terms) -> Answer:

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 Event = Literal[
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
-    "rule_added", "rule_revoked", "token_added", "token_revoked", "typed", "revealed",
+    "rule_added", "rule_revoked", "token_added", "token_revoked", "typed", "revealed", "secrets",
     "account_added", "account_link", "account_removed", "logged_in", "logged_out",
     "connected", "not_connected",
 ]  # fmt: skip

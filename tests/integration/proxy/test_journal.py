@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from shellback.exec.proxy.journal import Journal, Record
 from shellback.exec.reports.connections import CUT, connections
 from shellback.exec.wire import layout
 from shellback.storage.db import Database
-from shellback.work.approvals import audit, connected
+from shellback.storage.errors import DatabaseFull
+from shellback.work.approvals import audit, collector, connected
 from shellback.work.approvals.audit import Entry
 from shellback.work.approvals.collector import Collector
 from shellback.work.queue.doorbell import Doorbell
@@ -151,7 +153,7 @@ async def test_a_database_that_fails_leaves_the_records(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
-        raise OSError("no room")
+        raise DatabaseFull("no room")
 
     with Journal(str(scene.home)) as writer:
         made, facts = record(writer, "one")
@@ -165,6 +167,26 @@ async def test_a_database_that_fails_leaves_the_records(
         assert len(scene.left) == 1
         await scene.collect()
         assert len(await scene.rows(1)) == 1
+
+
+async def test_a_record_that_no_row_can_be_made_of_holds_up_no_other_and_is_set_aside(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "KEPT", 2)
+    with Journal(str(scene.home)) as writer:
+        for number in range(9):
+            # Times that no row can have, and a host that is no text.
+            wrong: dict[str, Any] = {1: {"at": 1e300}, 4: {"at": "now"}, 7: {"host": 7}}.get(number, {})
+            made, facts = record(writer, f"r{number}", **wrong)
+            assert made is not None
+            writer.end(made, facts | {"seconds": 0.1})
+        with caplog.at_level(logging.WARNING):
+            await scene.collect()
+            rows = await scene.rows(6)
+            await until(lambda: not scene.left)
+    assert {one.call_key for one in rows} == {f"connection:r{number}" for number in (0, 2, 3, 5, 6, 8)}
+    assert caplog.text.count("its record is set aside as") == 3
+    assert len([*(scene.home / layout.ASIDE).iterdir()]) == 2
 
 
 async def test_connections_in_a_loop_are_summed_up_and_nobody_elses_are(

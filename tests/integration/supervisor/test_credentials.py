@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.server
+import importlib.metadata
+import io
+import json
 import os
+import shutil
 import signal
 import subprocess
+import tarfile
 import threading
+import zipfile
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +27,8 @@ from shellback.exec.proxy.authority import Authority, ensure, sealed
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BASIC, Credential
 from shellback.exec.wire.hosts import Hosts
-from tests import images
+from tests import images, nodes
+from tests.databases import unless
 from tests.execs import run
 from tests.podmans import pod
 from tests.sandboxes import Boxes, adjust, boxes, needed, program_needed
@@ -52,11 +60,12 @@ require('http').request({host: '127.0.0.1', port: 3128, method: 'CONNECT', path}
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Echoes requests; below /git, a repository by git's own program, for whoever has the value."""
+    """Echoes requests; below /git, a repository by git's own program; has `files` for whoever has the value."""
 
     protocol_version = "HTTP/1.1"
     heard: ClassVar[list[str]] = []
     git: ClassVar[Path] = Path()
+    files: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
@@ -65,6 +74,10 @@ class Server(http.server.BaseHTTPRequestHandler):
         status, headers, answer = 200, {}, f"{self.requestline}\n{self.headers}".encode()
         if self.path.startswith("/git/"):
             status, headers, answer = self._git(body)
+        elif self.path in self.files:
+            headers = {"Content-Type": "text/html" if self.path.endswith("/") else "application/octet-stream"}
+            known = self.headers.get("Authorization") == f"Bearer {VALUE}"
+            status, answer = (200, self.files[self.path]) if known else (401, b"")
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(answer))}.items():
             self.send_header(key, value)
@@ -250,14 +263,91 @@ async def test_git_clones_over_https_with_a_credential_that_it_does_not_have(net
         ("python3", "python3 -c \"import urllib.request as u; print(u.urlopen('{url}/echo').read().decode())\""),
         ("node", "echo {node} | base64 -d | node - {port}"),
         ("npm", "npm ping --registry {url}/ && npm view --registry {url}/ nothing; true"),
+        ("requests", "python3 -c \"from pip._vendor import requests as r; print(r.get('{url}/echo').text)\""),
+        ("httpx", "PYTHONPATH=site python3 -c \"import httpx2 as h; print(h.get('{url}/echo', timeout=20).text)\""),
+        ("fetch", "./node -e 'fetch(\"{url}/echo\").then(r => r.text()).then(console.log, e => console.log(e.cause))'"),
     ],
 )
 async def test_programs_trust_the_proxy_unasked(net: Net, program: str, text: str) -> None:
-    program_needed(program)
+    _have(program, net.box.workspace)
     said = await net.sh(program, text.format(url=net.url, port=net.port, node=base64.b64encode(NODE).decode()))
-    assert f"Bearer {VALUE}" in net.heard()
+    assert f"Bearer {VALUE}" in net.heard(), said
     assert VALUE not in said
     assert "certificate" not in said.lower()
+
+
+LIBRARY = ("httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions")
+"""The newest httpx, and what it imports."""
+
+
+def _have(program: str, workspace: Path) -> None:
+    """Have a program where commands find it: installed, or copied into the workspace. Skips the test without it."""
+    if program == "fetch":
+        shutil.copy(nodes.command(nodes.CODEX)[0], workspace / "node")
+    elif program == "httpx":
+        for file in (file for name in LIBRARY for file in importlib.metadata.files(name) or ()):
+            if ".." not in file.parts:
+                place = workspace / "site" / file
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file.locate(), place)
+    elif program == "cargo":
+        rustup = shutil.which("rustup")
+        which = [rustup, "which", "cargo"] if rustup else ["which", "cargo"]
+        cargo = subprocess.run(which, capture_output=True, text=True, check=False).stdout.strip()
+        unless(None if cargo else "cargo is not installed")
+        shutil.copy(cargo, workspace / "cargo")
+    else:
+        program_needed({"requests": "pip3", "pip": "pip3"}.get(program, program))
+
+
+def _wares(url: str) -> dict[str, bytes]:
+    """What an index of pip and a registry of cargo serve, each with something called ours."""
+    wheel, crate = io.BytesIO(), io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("ours.py", "print('from pip')\n")
+        packed.writestr("ours-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+        packed.writestr("ours-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr("ours-1.0.dist-info/RECORD", "ours.py,,\n")
+    with tarfile.open(fileobj=crate, mode="w:gz") as packed:
+        facts = '[package]\nname = "ours"\nversion = "1.0.0"\nedition = "2021"\n'
+        for name, text in {"Cargo.toml": facts, "src/lib.rs": "// from cargo\n"}.items():
+            entry = tarfile.TarInfo(f"ours-1.0.0/{name}")
+            entry.size = len(text)
+            packed.addfile(entry, io.BytesIO(text.encode()))
+    known: dict[str, Any] = {"name": "ours", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False}
+    return {
+        "/simple/ours/": b'<a href="ours-1.0-py3-none-any.whl">ours-1.0-py3-none-any.whl</a>',
+        "/simple/ours/ours-1.0-py3-none-any.whl": wheel.getvalue(),
+        "/cargo/config.json": json.dumps({"dl": f"{url}/crates"}).encode(),
+        "/cargo/ou/rs/ours": json.dumps({**known, "cksum": hashlib.sha256(crate.getvalue()).hexdigest()}).encode(),
+        "/crates/ours/1.0.0/download": crate.getvalue(),
+    }
+
+
+CARGO = """
+mkdir -p made/src made/.cargo && cd made && touch src/lib.rs
+printf '[package]\\nname = "made"\\nversion = "1.0.0"\\nedition = "2021"\\n' > Cargo.toml
+printf '[dependencies]\\nours = {{ version = "1", registry = "ours" }}\\n' >> Cargo.toml
+printf '[registries.ours]\\nindex = "sparse+{url}/cargo/"\\n' > .cargo/config.toml
+CARGO_HOME=$PWD/home ../cargo vendor -q && cat vendor/ours/src/lib.rs
+"""
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("pip", "pip3 install -q --retries 0 --index-url {url}/simple --target t ours; PYTHONPATH=t python3 -m ours"),
+        ("cargo", CARGO),
+    ],
+)
+async def test_programs_install_from_a_host_that_wants_the_value(net: Net, program: str, text: str) -> None:
+    _have(program, net.box.workspace)
+    Server.files = _wares(net.url)
+    said = await net.sh(program, text.format(url=net.url))
+    assert f"from {program}\n" in said
+    assert VALUE not in said
+    assert net.heard().count(f"Bearer {VALUE}") >= 2
 
 
 async def test_a_killed_proxy_and_a_killed_supervisor_have_the_value_again(net: Net) -> None:

@@ -255,7 +255,7 @@ async def test_with_off_nothing_is_looked_for(tmp_path: Path) -> None:
 def test_what_is_found_is_counted() -> None:
     value, counts = word(), list[int]()
     mask = mask_of(value)
-    mask.noted = counts.append
+    mask.noted = lambda number, _of: counts.append(number)
     mask.hide(f"{value} {value}".encode())
     mask.hide(b"nothing")
     assert counts == [2]

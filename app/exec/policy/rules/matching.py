@@ -50,6 +50,11 @@ class Hit:
     source: str
     rule_ids: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What decided, for records."""
+        return " ".join(("rule", *self.rule_ids)) if self.rule_ids else f"policy {self.source}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
@@ -119,6 +124,11 @@ class Rules:
         ]
         found = [rule for effect in ("deny", "ask", "allow") for rule in about if rule.effect == effect]
         return _hit(found[:1]) if found else None
+
+    def denials(self) -> list[tuple[Rule, Hit]]:
+        """The rules that deny connections, and what each decides."""
+        about = (rule for rule in self.rules if rule.match.connect is not None and rule.effect == "deny")
+        return [(rule, _hit([rule])) for rule in about]
 
     def withheld(self, path: Path, facts: Facts) -> str | None:
         """The reason why a search leaves a file out: a rule that denies or asks; None without such a rule."""

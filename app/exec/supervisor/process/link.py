@@ -123,6 +123,15 @@ class Line:
         self._socket.setblocking(False)
         loop.watch(self._socket.fileno(), self._ready, IN)
 
+    @classmethod
+    def to_nobody(cls, loop: Loop) -> Line:
+        """A line without a keeper: nothing is held after our end."""
+        theirs, ours = pair()
+        theirs.close()
+        made = cls(loop, Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
+        made._lose()
+        return made
+
     def send(self, message: Message, fds: list[int]) -> None:
         """Send now, unless there is no keeper; raises TimeoutError if the keeper does not read."""
         if self.pid is None:

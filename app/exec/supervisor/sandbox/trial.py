@@ -69,10 +69,8 @@ class Trial:
         self._since = now()
         self._ended = False
         self._out = -1
-        # No keeper: nothing must hold the namespaces after our end.
-        _, ours = link.pair()
-        keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
-        keeper.pid = None
+        # Nothing must hold the namespaces after our end.
+        keeper = link.Line.to_nobody(self._loop)
         self._losses = Losses(self._loop, lambda _why: None)
         self.instances = Instances(self._loop, None, keeper, Diary(os.devnull, "trial"), self._losses)
         self._streams = list(streams) if streams is not None else self._captured()
@@ -205,7 +203,7 @@ def end_all() -> None:
 def main() -> None:
     linux.become_subreaper()
     linux.name_process("shellback-trial")
-    told: dict[str, Any] = json.loads(_line())
+    told: dict[str, Any] = json.loads(line())
     request = StartRequest.from_wire(told["request"])
     assert request.sandbox is not None
     trial = Trial(request, told["streams"], int(told["most"]))
@@ -220,7 +218,8 @@ def main() -> None:
     os._exit(0)
 
 
-def _line() -> bytes:
+def line() -> bytes:
+    """The first line of standard input."""
     # Unbuffered: Python's buffer would wait for more.
     text = bytearray()
     while not text.endswith(b"\n"):

@@ -1,0 +1,70 @@
+"""Hosts that rules deny, also where the list allows them: a file that workers and MCP servers of this host keep.
+
+It is looked at for each connection, so a new rule holds for the next one, also of a command that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Final, NamedTuple
+
+from shellback.exec.proxy.reach import Refused
+from shellback.exec.wire import layout
+from shellback.exec.wire.hosts import Entry, entry, place
+
+_UNREADABLE: Final = "the rules that deny hosts cannot be read ({}): restart the worker, which writes them anew"
+
+
+class _Denial(NamedTuple):
+    """A rule; `scope` is its conversation, None for all, and `until` its end, None for never."""
+
+    entry: Entry
+    scope: str | None
+    until: float | None
+    by: str
+    why: str
+
+    def about(self, scope: str, host: str, port: int, now: float) -> bool:
+        in_force = self.scope in {None, scope} and (self.until is None or self.until > now)
+        return in_force and self.entry.matches(host, port)
+
+
+class Denied:
+    """The rules of a state directory; none without a directory, or as long as nobody has written any."""
+
+    def __init__(self, home: str | None) -> None:
+        self._path = None if home is None else os.path.join(home, layout.DENIED)
+        self._seen: tuple[int, ...] = ()
+        self._rules: tuple[_Denial, ...] = ()
+
+    def check(self, scope: str, host: str, port: int) -> None:
+        """Raise Refused if a rule denies this host, as `canonical` writes it, and port to a conversation.
+
+        Also if the rules cannot be read.
+        """
+        now = time.time()
+        for one in self._current():
+            if one.about(scope, host, port, now):
+                raise Refused(f"{place(host, port)} is denied: {one.why}", by=one.by)
+
+    def _current(self) -> tuple[_Denial, ...]:
+        if self._path is None:
+            return ()
+        try:
+            found = os.stat(self._path)
+            seen = found.st_ino, found.st_size, found.st_mtime_ns
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    self._rules = tuple(map(_denial, json.load(file)))
+                self._seen = seen
+        except FileNotFoundError:
+            pass  # what was read last holds
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise Refused(_UNREADABLE.format(type(error).__name__)) from None
+        return self._rules
+
+
+def _denial(given: dict[str, Any]) -> _Denial:
+    return _Denial(entry(given["connect"]), given["scope"], given["until"], given["by"], given["why"])
