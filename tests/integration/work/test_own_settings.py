@@ -208,6 +208,57 @@ async def test_each_directory_of_a_conversation_has_the_settings_of_its_workspac
     assert [one.backend for one in on.sessions()] == ["bubblewrap"]
 
 
+VALUES = {"one": "a-value-of-one-1111", "two": "a-longer-value-of-two-2222222", "all": "a-value-of-all-33"}
+
+
+def credential(on: Stage, name: str, hosts: str, workspaces: str = "") -> str:
+    """The table of a credential whose value is in a file that sandboxes could read."""
+    file = on.root / "readable" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(VALUES[name])
+    file.chmod(0o644)
+    only = f"workspaces = [{workspaces}]\n" if workspaces else ""
+    variable = "ALL" if name == "all" else "TOKEN"
+    return f'[credentials.{name}]\nfile = "{file}"\nhosts = ["{hosts}"]\nvariable = "{variable}"\n{only}'
+
+
+async def test_a_credential_holds_in_the_workspaces_that_it_names_and_no_other_sees_its_file(on: Stage) -> None:
+    web, api = added(on, "web"), added(on, "api")
+    file = on.home / "shellback.toml"
+    file.write_text(
+        f'[network]\nhosts = ["example.org", "example.net"]\n[workspaces]\nweb = "{web}"\n'
+        f'[workspaces.api]\npath = "{api}"\nhosts = ["example.org"]\n'
+        + credential(on, "one", "example.org", '"web"')
+        + credential(on, "two", "example.org", '"api", "default"')
+        + credential(on, "all", "example.net")
+    )
+    has = {"web": ["one", "all"], "api": ["two"], "default": ["two", "all"]}
+    for name in has:
+        begun(on, name, name)
+    listed = {"BACKEND": "bubblewrap", "NETWORK": "list", "SANDBOX_READABLE": str(on.root / "readable")}
+    async with connected(on, **listed) as calls:
+        for talk, names in has.items():
+            line = f"echo .$TOKEN.$ALL.; cat {on.root}/readable/*; touch made"
+            said = (await called(on, calls, talk, "execute", key="e", command=line)).texts[0]
+            token, every = said.partition("\n")[0].strip(".").split(".") if "all" in names else (said[1:], "")
+            assert len(token.partition(".")[0]) == len(VALUES[names[0]])
+            assert len(every) == len(VALUES["all"] if "all" in names else "")
+            assert not [value for value in VALUES.values() if value in said], said
+            seen = (await shown(on, calls, talk))["secrets"]
+            assert [one.partition(" ")[0] for one in seen] == names
+    assert "web: its own settings: credentials one all" in told(on, "workspaces", "list").stdout
+    for before, after, cause in (
+        ('"web"]', '"wob"]', "workspaces: there is no workspace 'wob'"),
+        ('"api", "default"]', '"web", "api"]', "hosts: 'example.org' has one already"),
+        ('hosts = ["example.org"]\n[cred', 'hosts = ["example.com"]\n[cred', "add it to hosts of [workspaces.api]"),
+    ):
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+        assert_refused(await asyncio.to_thread(shellback, on, "worker", BACKEND="bubblewrap", NETWORK="list"), cause)
+        file.write_text(text)
+
+
 def test_a_worker_runs_turns_in_the_backend_of_their_workspace(on: Stage) -> None:
     own(on, "site", BOXED)
     on.hire()
