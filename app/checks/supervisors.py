@@ -198,7 +198,7 @@ def containers(settings: Settings) -> list[Check]:
 
 def _unlisted(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
     """Faults of the containers that an engine lists."""
-    made_by = made(settings, name).containers
+    made_by = made(settings, name, runs=False).containers
     assert made_by is not None
     try:
         lost = [name for name, home in made_by.engine.made() if not os.path.isdir(home)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shellback.exec.backends.kinds import KINDS, Wanted
 from shellback.exec.core.errors import BackendUnavailable, PolicyUnusable
-from shellback.exec.policy.rules.file import network
+from shellback.exec.policy.rules.file import credential_files, network
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.hosts import Hosts, Most
@@ -154,9 +154,16 @@ def elsewhere(settings: Settings, like: ChosenBackend, path: str, containers: Co
 
 
 def made(
-    settings: Settings, name: str, workspace: Path | None = None, *, reached: bool | Hosts | None = None
+    settings: Settings,
+    name: str,
+    workspace: Path | None = None,
+    *,
+    reached: bool | Hosts | None = None,
+    runs: bool = True,
 ) -> ChosenBackend:
     """The backend of this name, as settings describe it, without a test; `reached` replaces their network.
+
+    Without `runs` no command runs by it, and the operator's file does not matter.
 
     Raises:
         PolicyUnusable: NETWORK=list or ask, and the operator's file cannot be followed, names a credential without a
@@ -167,9 +174,10 @@ def made(
     from shellback.settings import engine_environment
 
     if reached is None:
-        reached = _network(settings, name)
+        reached = runs and _network(settings, name)
     root = workspace or settings.workspace_root
-    files = [Path(one.file) for one in reached.credentials if one.file] if isinstance(reached, Hosts) else []
+    # Also those of other workspaces: nothing of them is seen here.
+    files = credential_files(settings.policy) if runs else []
     for path in files:
         if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
             raise PolicyUnusable(

@@ -42,9 +42,11 @@ def mask_for(settings: Settings) -> Mask:
 
 
 def _credentials(settings: Settings) -> Iterator[tuple[str, str]]:
-    from shellback.exec.policy.rules.file import listed_in
+    from shellback.exec.policy.rules.file import listed_in, workspaces
     from shellback.exec.wire.credentials import known_values
     from shellback.settings import secret_environment
 
     with contextlib.suppress(PolicyUnusable):  # whoever needs the file is told
-        yield from known_values(listed_in(settings.policy, secret_environment()).credentials).items()
+        for name in ("", *workspaces(settings.policy)):
+            with contextlib.suppress(PolicyUnusable):
+                yield from known_values(listed_in(settings.policy, secret_environment(), name).credentials).items()

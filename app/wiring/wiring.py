@@ -182,8 +182,7 @@ def containers(where: Place, name: str) -> Containers:
     from shellback.wiring.choice import made
 
     known = homes.known(where.home / CONTAINERS / name)
-    # No command runs by it, so no list of hosts matters, which containers cannot hold.
-    found = made(where.settings, known.engine if known else next(iter(CONTAINED)), reached=False).containers
+    found = made(where.settings, known.engine if known else next(iter(CONTAINED)), runs=False).containers
     assert found is not None
     found.log = SqlWorkspaceStore(where.database, where.host_id)
     return found

@@ -15,12 +15,17 @@ from shellback.exec.policy.rules.named import OWN
 from shellback.mcp_server.answer import Asked
 from shellback.settings import Settings
 from shellback.storage.tables import audit
+from shellback.wiring import wiring
+from shellback.wiring.choice import choose
+from shellback.wiring.spaces import bound
 from shellback.wiring.views import Views
 from shellback.work.approvals import approvals
+from shellback.work.approvals.reception import Reception
 from shellback.work.errors import InvalidRequest
 from tests import sandboxes
 from tests.bound import added, begun, called, connected
 from tests.commands import assert_refused, facts, shellback, told
+from tests.podmans import contained
 from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -34,6 +39,12 @@ def on() -> Generator[Stage]:
     """Commands run on the host, unless a workspace says otherwise."""
     sandboxes.needed()
     with stage() as made_one:
+        yield made_one
+
+
+@pytest.fixture
+def canned() -> Generator[Stage]:
+    with contained("podman") as made_one:
         yield made_one
 
 
@@ -208,6 +219,98 @@ async def test_each_directory_of_a_conversation_has_the_settings_of_its_workspac
     assert [one.backend for one in on.sessions()] == ["bubblewrap"]
 
 
+async def test_a_server_for_one_workspace_has_its_settings_and_takes_up_what_runs_in_others(on: Stage) -> None:
+    site = own(on, "site", BOXED, 'network = "ask"\n')
+    begun(on, "talk", "site")
+    begun(on, "plain", "default")
+    async with connected(on) as calls:
+        assert [one for one in calls.beside if isinstance(one, Reception)]
+        run = await called(on, calls, "plain", "execute", key="bg", command="sleep 600", background=True)
+    views = Views(on.settings)
+    with wiring.mcp_calls(on.where, choose(views.at(site), site).backend, bound(on.settings, "site")) as calls:
+        await calls.start()
+        done = await called(on, calls, "talk", "execute", key="a", command="echo .$HTTPS_PROXY; touch made")
+        assert done.texts[0].startswith(".http")
+        with pytest.raises(InvalidRequest, match="works in workspace default since its start, not in site"):
+            await called(on, calls, "plain", "execute", key="b", command="touch stray")
+        await calls.stop()
+    async with connected(on) as calls:
+        ended = await called(on, calls, "plain", "process_kill", key="k", session_id=run.facts["session_id"])
+        assert not ended.failed, ended.texts
+    assert {one.conversation_id: one.backend for one in on.sessions()} == {"talk": "bubblewrap", "plain": "host"}
+
+
+async def test_containers_are_those_of_one_workspace_beside_the_host(canned: Stage) -> None:
+    on = canned
+    place = own(on, "boat", 'backend = "podman"\nsandbox_processes = 99\n')
+    await asyncio.to_thread(place.chmod, 0o775)
+    begun(on, "talk", "boat")
+    async with connected(on, BACKEND="host") as calls:
+        for talk, cwd in (("talk", "/workspace\n"), ("plain", f"{on.workspace}\n")):
+            done = await called(on, calls, talk, "execute", key="a", command="pwd; touch made")
+            assert done.texts[0].startswith(cwd), done.texts
+        run = await called(on, calls, "talk", "execute", key="bg", command="echo up; sleep 600", background=True)
+    async with connected(on, BACKEND="host") as calls:
+        seen = await called(on, calls, "talk", "process_log", key="l", session_id=run.facts["session_id"])
+        assert seen.texts[0].startswith("up\n")
+        await called(on, calls, "talk", "process_kill", key="k", session_id=run.facts["session_id"])
+        assert (await shown(on, calls, "talk"))["limits"]["processes"] == 99
+    assert {one.conversation_id: one.backend for one in on.sessions()} == {"talk": "podman", "plain": "host"}
+    assert (place / "made").exists()
+    assert (on.workspace / "made").exists()
+
+
+VALUES = {"one": "a-value-of-one-1111", "two": "a-longer-value-of-two-2222222", "all": "a-value-of-all-33"}
+
+
+def credential(on: Stage, name: str, hosts: str, workspaces: str = "") -> str:
+    """The table of a credential whose value is in a file that sandboxes could read."""
+    file = on.root / "readable" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(VALUES[name])
+    file.chmod(0o644)
+    only = f"workspaces = [{workspaces}]\n" if workspaces else ""
+    variable = "ALL" if name == "all" else "TOKEN"
+    return f'[credentials.{name}]\nfile = "{file}"\nhosts = ["{hosts}"]\nvariable = "{variable}"\n{only}'
+
+
+async def test_a_credential_holds_in_the_workspaces_that_it_names_and_no_other_sees_its_file(on: Stage) -> None:
+    web, api = added(on, "web"), added(on, "api")
+    file = on.home / "shellback.toml"
+    file.write_text(
+        f'[network]\nhosts = ["example.org", "example.net"]\n[workspaces]\nweb = "{web}"\n'
+        f'[workspaces.api]\npath = "{api}"\nhosts = ["example.org"]\n'
+        + credential(on, "one", "example.org", '"web"')
+        + credential(on, "two", "example.org", '"api", "default"')
+        + credential(on, "all", "example.net")
+    )
+    has = {"web": ["one", "all"], "api": ["two"], "default": ["two", "all"]}
+    for name in has:
+        begun(on, name, name)
+    listed = {"BACKEND": "bubblewrap", "NETWORK": "list", "SANDBOX_READABLE": str(on.root / "readable")}
+    async with connected(on, **listed, SECRETS="off") as calls:
+        for talk, names in has.items():
+            line = f"echo .$TOKEN.$ALL.; cat {on.root}/readable/*; touch made"
+            said = (await called(on, calls, talk, "execute", key="e", command=line)).texts[0]
+            token, every = said.partition("\n")[0].strip(".").split(".") if "all" in names else (said[1:], "")
+            assert len(token.partition(".")[0]) == len(VALUES[names[0]])
+            assert len(every) == len(VALUES["all"] if "all" in names else "")
+            assert not [value for value in VALUES.values() if value in said], said
+            seen = (await shown(on, calls, talk))["secrets"]
+            assert [one.partition(" ")[0] for one in seen] == names
+    assert "web: its own settings: credentials one all" in told(on, "workspaces", "list").stdout
+    for before, after, cause in (
+        ('"web"]', '"wob"]', "workspaces: there is no workspace 'wob'"),
+        ('"api", "default"]', '"web", "api"]', "hosts: 'example.org' has one already"),
+        ('hosts = ["example.org"]\n[cred', 'hosts = ["example.com"]\n[cred', "add it to hosts of [workspaces.api]"),
+    ):
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after, 1))
+        assert_refused(await asyncio.to_thread(shellback, on, "worker", BACKEND="bubblewrap", NETWORK="list"), cause)
+        file.write_text(text)
+
+
 def test_a_worker_runs_turns_in_the_backend_of_their_workspace(on: Stage) -> None:
     own(on, "site", BOXED)
     on.hire()
@@ -223,6 +326,16 @@ def test_a_worker_runs_turns_in_the_backend_of_their_workspace(on: Stage) -> Non
     assert one["own"] == {"backend": "bubblewrap"}
     (display,) = (one.display for one in on.read(approvals.find, conversation_id="shop"))
     assert display["backend"] == "bubblewrap"
+
+
+def test_turns_of_a_workspace_are_those_of_its_agent(on: Stage) -> None:
+    spec = on.root / "clerk.json"
+    spec.write_text('{"name": "clerk"}')
+    own(on, "desk", f'agent = "{spec}"\n')
+    on.hire()
+    items = {name: on.send("hello", f"in.{name}", workspace=bound(on.settings, name)) for name in ("desk", "default")}
+    steps = {name: on.ended(item) and " ".join(on.steps(item)) for name, item in items.items()}
+    assert {name: "clerk__model" in found for name, found in steps.items()} == {"desk": True, "default": False}
 
 
 def test_a_wrong_setting_of_a_workspace_is_refused_with_its_name(on: Stage) -> None:

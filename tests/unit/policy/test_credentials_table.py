@@ -13,7 +13,7 @@ from shellback.exec.core.display import request_lines
 from shellback.exec.core.errors import BackendUnavailable, PolicyUnusable
 from shellback.exec.core.limits import Limits
 from shellback.exec.policy.commands import command_spec, proposal_for
-from shellback.exec.policy.rules.file import load, network
+from shellback.exec.policy.rules.file import load, network, workspaces
 from shellback.exec.proxy import authority
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import BUNDLE
@@ -102,9 +102,18 @@ def test_a_value_that_cannot_be_had_refuses_the_file_and_is_not_shown(
 
 
 def test_the_file_that_the_document_shows_is_one(file: Path) -> None:
-    (shown,) = [one.text for one in blocks(ROOT / "docs/secrets.md") if one.language == "toml"]
-    file.write_text(shown.replace("/etc/shellback/registry-token", str(file.parents[1] / "token")))
+    shown, only = [one.text for one in blocks(ROOT / "docs/secrets.md") if one.language == "toml"]
+    token = file.parents[1] / "token"
+    file.write_text(shown.replace("/etc/shellback/registry-token", str(token)))
     assert [one.name for one in network(file, {"GITHUB_VALUE": VALUE}).credentials] == ["github", "clone", "registry"]
+    named = '[network]\nhosts = ["api.github.com"]\n[workspaces]\nsite = "/srv/site"\nother = "/srv/other"\n'
+    file.write_text(named + only.replace("/etc/shellback/site-token", str(token)))
+    held = {name: [one.name for one in network(file, {}, workspace=name).credentials] for name in ("", "site", "other")}
+    assert held == {"": [], "site": ["site"], "other": []}
+    assert {name: dict(one.own) for name, one in workspaces(file).items()} == {
+        "site": {"credentials": ("site",)},
+        "other": {},
+    }
 
 
 def test_a_variable_that_other_programs_get_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _TIERS: Final = {str(tier): tier for tier in Tier}
 _TOP: Final = ("tiers", "rules", "workspaces", "network", "credentials")
 _OF_NETWORK: Final = ("hosts", "private", "sets")
-_OF_CREDENTIAL: Final = ("env", "file", "hosts", "as", "header", "user", "variable")
+_OF_CREDENTIAL: Final = ("env", "file", "hosts", "as", "header", "user", "variable", "workspaces")
+_DEFAULT: Final = "default"
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _NO_HEADER: Final = frozenset({
     "accept-encoding", "connection", "expect", "host", "keep-alive", "range", "te",
@@ -119,6 +120,11 @@ def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0, wo
 def listed_in(path: Path | None, secret: Mapping[str, str] | None = None, workspace: str = "") -> Hosts:
     """The same; without a file or hosts, an empty list; without `secret`, no value."""
     return Hosts(()) if path is None else _Reader(path, _text(path)).network(secret, workspace)
+
+
+def credential_files(path: Path | None) -> list[Path]:
+    """The files with values of credentials, of all workspaces. Raises PolicyUnusable."""
+    return [] if path is None else _Reader(path, _text(path)).files()
 
 
 def _text(path: Path) -> str:
@@ -223,14 +229,40 @@ class _Reader:
             raise self._wrong(start, "workspaces", f"there are {len(given)}", f"name {WORKSPACES} at most")
         found: dict[str, NamedWorkspace] = {}
         for name, value in given.items():
-            if not NAME.fullmatch(name) or name == "default":
+            if not NAME.fullmatch(name) or name == _DEFAULT:
                 remedy = "use 1 to 40 letters, digits, - and _, beginning with no sign; WORKSPACE_ROOT is default"
                 raise self._wrong(start, name, "no name of a workspace", remedy)
             if isinstance(value, dict):
                 found[name] = self._workspace(name, cast("dict[str, Any]", value))
             else:
                 found[name] = NamedWorkspace(path=self._place(given, name, start))
+            if (holding := self._holding(name)) != self._holding(_DEFAULT):
+                found[name] = replace(found[name], own={**found[name].own, "credentials": holding})
         return found
+
+    def files(self) -> list[Path]:
+        """The files with values of credentials, of all workspaces."""
+        tables = self._table(self._top.get("credentials", {}), 1, "credentials").values()
+        found = (str(cast("dict[str, Any]", one).get("file", "")) for one in tables if isinstance(one, dict))
+        return [Path(os.path.expanduser(file)) for file in found if file]
+
+    def _holding(self, workspace: str) -> tuple[str, ...]:
+        """The names of the credentials that hold in a workspace."""
+        given = self._table(self._top.get("credentials", {}), 1, "credentials")
+        return tuple(name for name in given if workspace in (self._workspaces_of(name) or (workspace,)))
+
+    def _workspaces_of(self, credential: str) -> tuple[str, ...]:
+        """The only workspaces in which a credential holds; () for all."""
+        line = self._line_of_credential(credential)
+        given = self._table(self._top["credentials"][credential], line, credential)
+        found = self._strings(given, "workspaces", line)
+        if strange := [one for one in found if one not in {_DEFAULT, *self._top.get("workspaces", {})}]:
+            remedy = f"name some of [workspaces], or {_DEFAULT}"
+            raise self._wrong(line, "workspaces", f"there is no workspace {strange[0]!r}", remedy)
+        return found
+
+    def _line_of_credential(self, name: str) -> int:
+        return self._find(rf"\s*\[\s*credentials\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]", 1, anywhere=True)
 
     def network(self, secret: Mapping[str, str] | None = None, workspace: str = "") -> Hosts:
         """The table `[network]`: hosts, those of the sets that it names, and private ranges; and `[credentials]`.
@@ -258,7 +290,7 @@ class _Reader:
         self._entries(hosts, "hosts", start)
         private = self._strings(given, "private", start)
         listed = self._entries(hosts, "private", start, private)
-        credentials = self._credentials(listed, secret)
+        credentials = self._credentials(listed, secret, workspace or _DEFAULT)
         return self._entries(hosts, "hosts", start, private, credentials) if credentials else listed
 
     def _entries(
@@ -275,23 +307,28 @@ class _Reader:
             what, _, remedy = str(error).rpartition(": ")
             raise self._wrong(start, key, what, remedy) from None
 
-    def _credentials(self, listed: Hosts, secret: Mapping[str, str] | None) -> list[Credential]:
+    def _credentials(self, listed: Hosts, secret: Mapping[str, str] | None, workspace: str) -> list[Credential]:
         start = self._find(r"\s*\[\s*credentials\b", 1)
         given = self._table(self._top.get("credentials", {}), start, "credentials")
         if len(given) > MOST:
             raise self._wrong(start, "credentials", f"there are {len(given)}", f"name {MOST} at most")
         found: list[Credential] = []
         for name, value in given.items():
-            line = self._find(rf"\s*\[\s*credentials\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]", 1, anywhere=True)
+            line = self._line_of_credential(name)
             if not NAME.fullmatch(name):
                 raise self._wrong(line, name, "no name of a credential", "use 1 to 40 letters, digits, - and _")
-            one = self._credential(name, self._table(value, line, name), line, listed)
+            only = self._workspaces_of(name)
+            if only and workspace not in only:
+                continue
+            one = self._credential(name, self._table(value, line, name), line, listed, workspace)
+            if not one.hosts:
+                continue
             for other in found:
                 self._apart(one, other, line)
             found.append(one if secret is None else self._with_value(one, line, secret))
         return found
 
-    def _credential(self, name: str, given: dict[str, Any], line: int, listed: Hosts) -> Credential:
+    def _credential(self, name: str, given: dict[str, Any], line: int, listed: Hosts, workspace: str) -> Credential:
         self._known(given, _OF_CREDENTIAL, line)
         if ("env" in given) == ("file" in given):
             raise self._wrong(line, "env", "the value has one source", "write the name of a variable as env, or a file")
@@ -303,7 +340,7 @@ class _Reader:
             raise self._wrong(line, "variable", str(error), "write another one, as in GITHUB_TOKEN") from None
         return Credential(
             name=name,
-            hosts=self._hosts_of(given, line, listed),
+            hosts=self._hosts_of(given, line, listed, workspace),
             variable=variable,
             file=str(self._place(given, "file", line)) if "file" in given else "",
             value=self._string(given, "env", line) or "",
@@ -324,16 +361,21 @@ class _Reader:
             raise self._wrong(line, "user", "it has a colon, a blank or other signs", "write the name of a user")
         return {"kind": kind, "header": header, "user": user}
 
-    def _hosts_of(self, given: dict[str, Any], line: int, listed: Hosts) -> tuple[str, ...]:
-        hosts = self._strings(given, "hosts", line)
+    def _hosts_of(self, given: dict[str, Any], line: int, listed: Hosts, workspace: str) -> tuple[str, ...]:
+        # A list of the workspace's own may lack the hosts of a credential that does not name the workspace.
+        own = "hosts" in self._lists_of(workspace)
+        hosts, found = self._strings(given, "hosts", line), list[str]()
         if not hosts:
             raise self._wrong(line, "hosts", "it is for no host", "list one that is in [network]")
         for text in self._entries(hosts, "hosts", line).entries:
             if text.host == "*":
                 raise self._wrong(line, "hosts", "* would give the value to each host", "name those that need it")
-            if not any(text.within(other) for other in listed.entries):
-                raise self._wrong(line, "hosts", f"{text.text!r} is not listed", "add it to hosts of [network]")
-        return hosts
+            if any(text.within(other) for other in listed.entries):
+                found.append(text.text)
+            elif not own or given.get("workspaces"):
+                where = f"[workspaces.{workspace}]" if own else "[network]"
+                raise self._wrong(line, "hosts", f"{text.text!r} is not listed", f"add it to hosts of {where}")
+        return tuple(found)
 
     def _apart(self, one: Credential, other: Credential, line: int) -> None:
         """Check that a host and a variable have one credential each."""
