@@ -78,6 +78,7 @@ JUSTIFIED: dict[str, str] = {
     "mcp_server/stdio.py": "the null device, in place of standard input",
     "orders.py": STATE,
     "storage/": STATE,
+    "work/approvals/collector.py": STATE,
     "work/approvals/denying.py": STATE,
     "work/hosts/generation.py": STATE,
     "work/hosts/unknown.py": KERNEL,
