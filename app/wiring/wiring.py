@@ -198,7 +198,16 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     from shellback.work.notices.notifier import notifying
 
     url, command = where.settings.notify_webhook, where.settings.notify_command
-    return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
+    argv = words(command) if command else ()
+    # Not a bound method: which values are secret is looked up for each notice.
+    return notifying(
+        where.database,
+        url,
+        argv,
+        plain_environment(),
+        platform.node(),
+        lambda text: where.mask.hide_text(text),  # noqa: PLW0108
+    )
 
 
 def _for_proxies(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Service]:
