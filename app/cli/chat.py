@@ -20,6 +20,7 @@ from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
 from shellback.cli.overview import Overview
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
+from shellback.cli.terminal.history import History
 from shellback.cli.terminal.line_editor import Line
 from shellback.cli.terminal.screen import PROMPT, Lines, PlainSeat, Screen, Seat
 from shellback.client.caller import me
@@ -116,7 +117,9 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
             # What happens from now on is shown: a person who sees the prompt counts on it.
             since = where.database.read_now(stream.last_number)
             # The queue is opened behind the prompt: loading it takes longer than all the rest.
-            with _seat() if person else contextlib.nullcontext() as seat, wiring.enqueuing(where) as enqueuer:
+            # What is secret is looked up when a line is kept: it takes its time.
+            history = History(where.home, lambda line: where.mask.hide_text(line))  # noqa: PLW0108
+            with _seat(history) if person else contextlib.nullcontext() as seat, wiring.enqueuing(where) as enqueuer:
                 talk = Talk(
                     where,
                     enqueuer,
@@ -126,6 +129,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
                     child=ours,
                     since=since,
                     workspace=wanted,
+                    history=history,
                 )
                 code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)
             if person and ours is not None:
@@ -145,12 +149,12 @@ def _greet(conversation: str, settings: Settings, workspace: Workspace | None, *
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 
 
-def _seat() -> Seat:
+def _seat(history: History) -> Seat:
     if plain_terminal(by_kind=True):
         return PlainSeat()
     from shellback.cli.terminal.prompt import Prompt
 
-    return Prompt(COMMANDS)
+    return Prompt(COMMANDS, history.lines())
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -172,6 +176,8 @@ class Talk:
     since: int
     """The number of the last event that is not shown."""
     workspace: Workspace | None = None
+    history: History | None = None
+    """Keeps messages and commands for later chats, and no answers to questions."""
 
     def __post_init__(self) -> None:
         self._events = Events(self.where.database, self.conversation, Position(self.since))
@@ -259,12 +265,17 @@ class Talk:
             elif word in {"help", "/help"} or (word == "?" and self._asked is None):
                 self._seat.line(wrapped(HELP))
             elif _NO_MESSAGE.match(word) and word not in WORDS:
+                self._keep(text)
                 self._do(word)
             elif text:
                 self._hear(text, answers=self._question is not None and line.question == self._question)
         except (WorkError, ExecError, Refused) as error:
             self._seat.said(str(error))
         return False
+
+    def _keep(self, line: str) -> None:
+        if self.history is not None:
+            self.history.add(line)
 
     def _do(self, command: str) -> None:
         """Carry out a command that begins with a slash."""
@@ -295,6 +306,7 @@ class Talk:
         elif known and not reason:
             self._seat.line(UNASKED)
         else:
+            self._keep(text)
             self._send(text)
             if asked and not self.interrupt and asked.request.of_call:
                 self._seat.line("stored; the agent gets it after your y or n")
