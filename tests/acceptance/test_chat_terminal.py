@@ -112,7 +112,7 @@ def test_what_was_typed_before_the_question_or_called_back_is_no_answer_at_a_ter
         place.send("$ touch before.txt", "before")
         seat.until(r"^\[y\] once")
         seat.keys("Enter", shows="^not an answer: ")
-        seat.keys("Up", "Up", shows="^> y$")
+        seat.keys("Up", shows="^> y$")
         seat.keys("Enter")
         seat.until("not an answer: (?s:.*)not an answer: ")
         assert place.pending("before")
@@ -217,7 +217,8 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
 def test_ctrl_c_clears_a_line_and_only_two_at_an_empty_prompt_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")
-        seat.keys("half a line", "C-c", shows="^>$")
+        seat.keys("half a line", shows="^> half a line$")
+        seat.keys("C-c", shows="^>$")
         seat.keys("C-c", shows="Ctrl-C again leaves")
         seat.paste("touch leaked\n")
         seat.until("touch leaked")
