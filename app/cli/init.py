@@ -96,13 +96,13 @@ def _answer(settings: Settings, question: Question, given: str | None, *, asks: 
 
 
 def _workspace(settings: Settings, answer: str) -> dict[str, str]:
-    from shellback.wiring.spaces import named, overlap, unfit
+    from shellback.wiring.spaces import named, objection
 
     path = Path(os.path.realpath(os.path.expanduser(utf8(answer, "the workspace"))))
     shown = visible_line(str(path))
     if shown != str(path):
         raise Refused(f"{shown} has characters that nobody sees: take another directory")
-    why = unfit(settings, path) or overlap(path, named(settings))
+    why = objection(settings, path, named(settings), root=True)
     if why is None and not path.is_dir():
         why = "it is no directory" if path.exists() else None if path.parent.is_dir() else f"{path.parent} is missing"
     if why is not None:

@@ -118,6 +118,7 @@ class Change:
     did: str
     path: str | None
     bytes: int | None
+    sha256: str | None
 
 
 @_shape

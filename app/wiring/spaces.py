@@ -49,31 +49,23 @@ def named(settings: Settings) -> dict[str, Path]:
     return found
 
 
-def objection(settings: Settings, real: Path, others: dict[str, Path]) -> str | None:
-    """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can."""
-    if (why := unfit(settings, real)) is not None:
+def objection(settings: Settings, real: Path, others: dict[str, Path], *, root: bool = False) -> str | None:
+    """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can.
+
+    With `root` it is to be WORKSPACE_ROOT itself.
+    """
+    if (why := view.unusable(real, settings.hidden)) is not None:
         return why
     first = settings.workspace_root
-    if "workspace_root" in settings.model_fields_set or first.exists():  # else nobody works in ./workspace from here
+    # If it is not set and not there, nobody works in ./workspace from here.
+    if not root and ("workspace_root" in settings.model_fields_set or first.exists()):
         others = {DEFAULT: Path(os.path.realpath(first)), **others}
-    return overlap(real, others)
-
-
-def overlap(real: Path, others: dict[str, Path]) -> str | None:
-    """Why a path without symlinks cannot be a workspace beside `others`; None if it can."""
     for name, other in others.items():
         if real == other:
             return f"{real} is workspace {name} already"
         if real.is_relative_to(other) or other.is_relative_to(real):
             where = "is in it" if other.is_relative_to(real) else "contains it"
             return f"workspace {name} ({other}) {where}: take a directory beside it"
-    return None
-
-
-def unfit(settings: Settings, real: Path) -> str | None:
-    """Why a path without symlinks cannot be a workspace at all; None if it can."""
-    if (why := view.unusable(real, settings.hidden)) is not None:
-        return why
     ours = (settings.shellback_home, *([settings.policy] if settings.policy else []))
     for place in map(Path, map(os.path.realpath, ours)):
         if place.is_relative_to(real):
