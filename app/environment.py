@@ -22,14 +22,12 @@ _DATABASES: Final = {
 
 
 def variables() -> Mapping[str, str]:
-    """All variables that have a value; `.env` adds missing ones and never overrides one.
+    """All variables that have a value; each `.env` adds missing ones and never overrides one.
 
     Raises:
-        SettingsError: `.env` cannot be read or trusted.
+        SettingsError: A `.env` cannot be read or trusted.
     """
-    return {name: value for name, value in dotenv(os.environ).items() if value} | {
-        k: v for k, v in os.environ.items() if v
-    }
+    return {**dotenv(os.environ), **{name: value for name, value in os.environ.items() if value}}
 
 
 def pass_on(given: Mapping[str, str], known: Container[str]) -> None:

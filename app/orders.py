@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -16,6 +17,7 @@ from typing import Final, cast
 from shellback.exec.core.alterable import alterable
 
 DOTENV: Final = ".env"
+_PLACES: Final = ("SHELLBACK_HOME", "XDG_STATE_HOME")
 _BELIEVED: Final = (
     "a file that neither agents nor other users can write: start in another directory, remove their write permission"
     " (chmod go-w), or set its variables in the environment"
@@ -91,32 +93,51 @@ def objection(path: Path, workspaces: Iterable[Path]) -> str | None:
     return alterable(path, within=True)
 
 
-def dotenv(environ: Mapping[str, str]) -> Mapping[str, str | None]:
-    """The variables of `.env` in the current directory, if it exists; `environ` is the real environment.
+def dotenv(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of each `.env` that is read; `environ` is the real environment.
 
     Raises:
-        SettingsError: It cannot be read, or agents or other users can write there.
+        SettingsError: One cannot be read, or agents or other users can write there.
     """
+    return ChainMap(*(dict(found) for found in dotenvs(environ).values()))
+
+
+def dotenvs(environ: Mapping[str, str]) -> dict[Path, Mapping[str, str]]:
+    """The variables that have a value in each `.env`; the first counts more. Raises as `dotenv`.
+
+    They are those of the current directory, and of the state directory, where `shellback init` writes.
+    """
+    here = _read(Path(DOTENV), Path.cwd, environ)
+    around = {**here, **{name: value for name, value in environ.items() if value.strip()}}
+    home = Path(os.path.abspath(os.path.expanduser(around.get("SHELLBACK_HOME", "").strip() or default_home(around))))
+    # The directory of a file cannot be what the file says.
+    there = {name: value for name, value in _read(home / DOTENV, lambda: home, around).items() if name not in _PLACES}
+    if here:
+        _believe(Path.cwd(), Path(DOTENV), environ, {**there, **here})
+    return {path: found for path, found in ((Path(DOTENV), here), (home / DOTENV, there)) if found}
+
+
+def _read(path: Path, directory: Callable[[], Path], environ: Mapping[str, str]) -> Mapping[str, str]:
     try:
-        if not Path(DOTENV).is_file():
+        if not path.is_file():
             return {}
         from dotenv import dotenv_values
 
-        for place in (Path.cwd(), Path(DOTENV).absolute()):
-            _believe(place, environ, {})
-        found = dotenv_values(DOTENV, interpolate=False, encoding="utf-8")
+        for place in (directory(), path.absolute()):
+            _believe(place, path, environ, {})
+        found = dotenv_values(path, interpolate=False, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError((Problem(DOTENV, str(error), "a readable file in UTF-8, or none"),)) from None
-    _believe(Path.cwd(), environ, found)
-    return found
+        raise SettingsError((Problem(str(path), str(error), "a readable file in UTF-8, or none"),)) from None
+    _believe(directory(), path, environ, found)
+    return {name: value for name, value in found.items() if value}
 
 
-def _believe(path: Path, environ: Mapping[str, str], said: Mapping[str, str | None]) -> None:
-    """Refuse `.env` if another user or an agent may have written it, also by the workspace that it names itself."""
+def _believe(place: Path, path: Path, environ: Mapping[str, str], said: Mapping[str, str | None]) -> None:
+    """Refuse the `.env` at `path` if others or an agent may have written it, also by the workspace that it names."""
     around = {name: value for name, value in environ.items() if value.strip()}
     given = [around, {name: value for name, value in said.items() if value} | around]
     roots = [Path(os.path.expanduser(one.get("WORKSPACE_ROOT", "").strip() or "workspace")) for one in given]
     states = [Path(os.path.expanduser(one.get("SHELLBACK_HOME", "").strip() or default_home(one))) for one in given]
-    why = objection(path, [*roots, *(known for state in states for known in known_workspaces(state))])
+    why = objection(place, [*roots, *(known for state in states for known in known_workspaces(state))])
     if why is not None:
-        raise SettingsError((Problem(DOTENV, why, _BELIEVED),))
+        raise SettingsError((Problem(str(path), why, _BELIEVED),))

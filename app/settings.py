@@ -1,9 +1,9 @@
 """Settings from the environment and `.env`: with `environment`, the only reader of either.
 
-A setting is an environment variable with the field's name in capitals. `.env` in the current directory adds missing
-variables and never overrides one; an empty value counts as not set. Other names in `.env`, such as
-`ANTHROPIC_API_KEY`, go into this process's environment, because model providers read their keys there. Commands of the
-agent get a new environment, without any of these.
+A setting is an environment variable with the field's name in capitals. `.env` in the current directory, and then that
+in the state directory, adds missing variables and never overrides one; an empty value counts as not set. Other names in
+`.env`, such as `ANTHROPIC_API_KEY`, go into this process's environment, because model providers read their keys there.
+Commands of the agent get a new environment, without any of these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shellback.exec.backends.container import IDLE_S, IMAGE
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
-from shellback.orders import DOTENV, Problem, SettingsError, default_home, dotenv
+from shellback.orders import Problem, SettingsError, default_home, dotenvs
 
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
 _OF_ENGINES: Final = (
@@ -412,16 +412,18 @@ class Origins:
 
 
 def origins() -> Origins:
-    """The source of each setting, without values; SettingsError if `.env` cannot be read."""
+    """The source of each setting, without values; SettingsError if a `.env` cannot be read."""
     import difflib
 
     known = {name.upper() for name in Settings.model_fields}
-    found = {name for name, value in dotenv(os.environ).items() if value and value.strip()}
+    found: dict[str, str] = {}
+    for path, given in reversed(dotenvs(os.environ).items()):
+        found |= {name: str(path) for name, value in given.items() if value.strip()}
     around = {name for name, value in os.environ.items() if value.strip()}
-    others = sorted(found - known)
+    others = sorted(found.keys() - known)
     close = {name: difflib.get_close_matches(name.upper(), known, 1, 0.8) for name in others}
     return Origins(
-        of={n: "environment" if n in around else DOTENV if n in found else "default" for n in known},
+        of={name: "environment" if name in around else found.get(name, "default") for name in known},
         passed_on=tuple(others),
         doubtful={name: guesses[0] for name, guesses in close.items() if guesses},
     )

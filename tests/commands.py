@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import pty
@@ -13,13 +14,17 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import click
+import jsonschema
 from click.testing import CliRunner
 
 from shellback.cli.main import cli
+from shellback.cli.shapes import SHAPES
+from tests import shapes
 from tests.nursery import nursery
 from tests.stage import IMPORTED_BY, Stage
 
@@ -68,9 +73,22 @@ def told(stage: Stage, *args: str, **environ: str | None) -> Result:
 
 
 def facts(result: Result, code: int = 0) -> Any:
-    """What a command with `--json` printed, after it ended with `code`."""
+    """What a command with `--json` printed, after it ended with `code`: what docs/json.md says, and nothing else."""
     assert result.returncode == code, result.stderr
-    return json.loads(result.stdout)
+    found = json.loads(result.stdout)
+    words = [word for word in result.args if word not in PROGRAM]
+    if "--json" in words and not {"-o", "--watch"} & set(words):
+        require_documented(words, found)
+    return found
+
+
+def require_documented(words: Sequence[str], found: Any) -> None:
+    """A document has the fields that are written down for the command, and no others."""
+    plain = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
+    names = [" ".join(plain[:2]), plain[0]]
+    if "--unknown" in words and plain[0] == "ps":
+        names = ["ps --unknown"]
+    jsonschema.validate(found, shapes.strict(next(name for name in names if name in SHAPES)))
 
 
 def assert_refused(result: Result, *parts: str) -> None:
@@ -83,6 +101,18 @@ def assert_refused(result: Result, *parts: str) -> None:
     assert "Traceback" not in result.stderr
     for part in parts:
         assert part in result.stderr
+
+
+def every_command(group: click.Group = cli, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command that can be called, by its words."""
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield f"{before}{name}", command
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{before}{name} ")
 
 
 def environment(stage: Stage, changes: Mapping[str, str | None]) -> dict[str, str]:

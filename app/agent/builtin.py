@@ -13,7 +13,7 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import Provider, infer_provider
 
-from shellback.agent.errors import ModelUnavailable
+from shellback.agent.errors import KeyMissing, ModelUnavailable
 from shellback.agent.offline import offline_model
 
 NAME: Final = "shellback"  # part of every recorded step's name: changing it strands running turns
@@ -32,7 +32,8 @@ def choose_model(name: str, *, base_url: str = "", offline_seconds: float = 0.0)
     With `base_url` requests go there, and no key is needed; a key that the provider finds is sent.
 
     Raises:
-        ModelUnavailable: The model is unknown, its package or key is missing, or it takes no `base_url`.
+        KeyMissing: Its key is not set.
+        ModelUnavailable: The model is unknown, its package is missing, or it takes no `base_url`.
     """
     if name == "offline":
         return offline_model(offline_seconds)
@@ -46,7 +47,7 @@ def choose_model(name: str, *, base_url: str = "", offline_seconds: float = 0.0)
         raise ModelUnavailable(f"MODEL={name!r} needs {missing}, which is not installed") from None
     except UserError as error:
         if variable := re.search(r"`([A-Z][A-Z0-9_]{3,})`", str(error)):
-            raise ModelUnavailable(
+            raise KeyMissing(
                 f"MODEL={name!r} needs {variable[1]}, which is not set; put it into the environment or into .env"
             ) from None
         hint = re.search(r"Did you mean '([^']+)'", str(error))

@@ -11,5 +11,9 @@ class ModelUnavailable(AgentError):
     """Raised when `MODEL` cannot be used."""
 
 
+class KeyMissing(ModelUnavailable):
+    """Raised when the variable with the key of the model's provider is not set."""
+
+
 class AgentUnavailable(AgentError):
     """Raised when `AGENT` cannot be used; names the line if there is one."""

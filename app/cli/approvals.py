@@ -19,12 +19,12 @@ from shellback.cli.shared import (
     Whole,
     json_option,
     laid_out,
+    lists,
     opened,
     show,
     table_of,
     utf8,
-    wants_json,
-    wide_option,
+    wants_facts,
 )
 from shellback.cli.watching import watch, watch_option
 from shellback.client.caller import me
@@ -54,8 +54,7 @@ def approvals() -> None:
 @conversation_option
 @click.option("--all", "everything", is_flag=True, help="Include decided, used and expired requests.")
 @watch_option
-@wide_option
-@json_option
+@lists()
 def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     """List requests that wait for a decision.
 
@@ -65,7 +64,7 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     if watching:
         _watch(conversation, everything=everything)
     with asking(here=everything) as ask:
-        found = ask("requests", conversation=conversation, everything=everything, programs=wants_json())
+        found = ask("requests", conversation=conversation, everything=everything, programs=wants_facts())
     show(found, laid_out(found))
 
 

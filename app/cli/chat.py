@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from shellback import environment
 from shellback.cli.asking import of_a_worker
 from shellback.cli.cards import wrapped
 from shellback.cli.children import WorkerChild, a_worker, make_default
@@ -21,13 +22,14 @@ from shellback.cli.findings import news, open_line
 from shellback.cli.options import workspace_option
 from shellback.cli.overview import Overview, seen_in
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, lasting_settings, opened
+from shellback.cli.terminal.history import History
 from shellback.cli.terminal.line_editor import Line
 from shellback.cli.terminal.screen import PROMPT, Lines, PlainSeat, Screen, Seat
 from shellback.client.caller import me
 from shellback.client.following import Events, Position
 from shellback.client.freshness import home_of, waits, worker_lives
 from shellback.client.messages import Waiting
-from shellback.environment import plain_terminal
+from shellback.environment import plain_terminal, variables
 from shellback.exec.core.display import folded, shown, shown_line
 from shellback.exec.core.errors import ExecError
 from shellback.work.errors import WorkError
@@ -88,9 +90,14 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     person = sys.stdin.isatty() and sys.stdout.isatty()
     with handled(_leave, signal.SIGTERM, signal.SIGHUP), contextlib.ExitStack() as stack:
+
+        def hidden(line: str) -> str:
+            return where.mask.hide_text(line)  # what is secret is looked up when a line is kept: it takes its time
+
+        history = History(environment.home_of(variables()), hidden)
         # A worker that runs has loaded all that the prompt needs; what a message needs is loaded behind the prompt.
         told = of_a_worker("chat", conversation=conversation, workspace=workspace) if person else None
-        seat = None if told is None else _greeted(stack, told)
+        seat = None if told is None else _greeted(stack, told, history)
         settings = lasting_settings()
         where = stack.enter_context(opened(settings))
         from shellback.wiring import wiring
@@ -109,7 +116,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
             stack.callback(click.echo, "stopping the worker; a running turn ends first, processes keep running")
         if told is None:
             told = _told(where, conversation, wanted, ours=ours)
-            seat = _greeted(stack, told) if person else None
+            seat = _greeted(stack, told, history) if person else None
             for line in () if person else _unsafe(where, ours):
                 click.echo(line, err=True)
         talk = Talk(
@@ -120,6 +127,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
             interrupt=interrupt,
             child=ours,
             since=told["since"],
+            history=history if person else None,
             workspace=None if told["workspace"] is None else Workspace(*told["workspace"]),
         )
         code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)
@@ -177,18 +185,18 @@ def _unsafe(where: Place, ours: WorkerChild | None) -> list[str]:
     return [f"commands run on the host, without a sandbox: {ours.on_the_host}"]
 
 
-def _greeted(stack: contextlib.ExitStack, told: Mapping[str, Any]) -> Seat:
+def _greeted(stack: contextlib.ExitStack, told: Mapping[str, Any], history: History) -> Seat:
     for line in told["greeting"]:
         click.echo(line)
-    return stack.enter_context(_seat())
+    return stack.enter_context(_seat(history))
 
 
-def _seat() -> Seat:
+def _seat(history: History) -> Seat:
     if plain_terminal(by_kind=True):
         return PlainSeat()
     from shellback.cli.terminal.prompt import Prompt
 
-    return Prompt(COMMANDS)
+    return Prompt(COMMANDS, history.lines())
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -210,6 +218,8 @@ class Talk:
     since: int
     """The number of the last event that is not shown."""
     workspace: Workspace | None = None
+    history: History | None = None
+    """Keeps messages and commands for later chats, and no answers to questions."""
 
     def __post_init__(self) -> None:
         self._events = Events(self.where.database, self.conversation, Position(self.since))
@@ -297,12 +307,17 @@ class Talk:
             elif word in {"help", "/help"} or (word == "?" and self._asked is None):
                 self._seat.line(wrapped(HELP))
             elif _NO_MESSAGE.match(word) and word not in WORDS:
+                self._keep(text)
                 self._do(word)
             elif text:
                 self._hear(text, answers=self._question is not None and line.question == self._question)
         except (WorkError, ExecError, Refused) as error:
             self._seat.said(str(error))
         return False
+
+    def _keep(self, line: str) -> None:
+        if self.history is not None:
+            self.history.add(line)
 
     def _do(self, command: str) -> None:
         """Carry out a command that begins with a slash."""
@@ -333,6 +348,7 @@ class Talk:
         elif known and not reason:
             self._seat.line(UNASKED)
         else:
+            self._keep(text)
             self._send(text)
             if asked and not self.interrupt and asked.request.of_call:
                 self._seat.line("stored; the agent gets it after your y or n")

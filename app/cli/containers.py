@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import container_names
-from shellback.cli.shared import Columns, Refused, json_option, opened, show, stamp, table_lines, the_one, wide_option
+from shellback.cli.shared import Columns, Refused, json_option, lists, opened, show, stamp, table_lines, the_one
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.freshness import Freshness
 from shellback.client.processes import how
@@ -30,7 +30,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="Include rem
 
 @click.group(invoke_without_command=True)
 @all_option
-@json_option
+@lists()
 @click.pass_context
 def containers(ctx: click.Context, everything: bool) -> None:
     """List the containers of conversations, show what changed in one, or remove some.
@@ -49,8 +49,7 @@ def containers(ctx: click.Context, everything: bool) -> None:
 
 @containers.command("list")
 @all_option
-@wide_option
-@json_option
+@lists()
 def list_(everything: bool) -> None:
     """List containers, the oldest first, with conversation, profile, state, last use and image.
 

@@ -17,7 +17,7 @@ import click
 
 from shellback.cli.options import conversation_names
 from shellback.cli.output import styled
-from shellback.cli.shared import Columns, Refused, json_option, json_text, opened, show, stamp, table_lines, wide_option
+from shellback.cli.shared import Columns, Refused, json_option, json_text, lists, opened, show, stamp, table_lines
 from shellback.client.freshness import Freshness, waits
 from shellback.client.said import parts_of
 from shellback.exec.core.display import age, shown, shown_line, visible, visible_line
@@ -45,8 +45,7 @@ def conversations() -> None:
 
 @conversations.command("list")
 @click.option("--limit", "-n", type=click.IntRange(1, 10_000), default=200, show_default=True, help="How many at most.")
-@wide_option
-@json_option
+@lists()
 def list_(limit: int) -> None:
     """List conversations, the most recently active first."""
     from shellback.work.queue import standing

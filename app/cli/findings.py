@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.options import conversation_option, finding_ids
-from shellback.cli.shared import Columns, columns, json_option, opened, show, stamp, table_lines, wide_option
+from shellback.cli.shared import Columns, columns, json_option, lists, opened, show, stamp, table_lines
 from shellback.client.caller import me
 from shellback.client.freshness import Freshness
 from shellback.exec.core.display import age, folded, request_lines, visible_line
@@ -37,8 +37,7 @@ def findings() -> None:
 @findings.command("list")
 @conversation_option
 @click.option("--all", "everything", is_flag=True, help="Include acknowledged findings.")
-@wide_option
-@json_option
+@lists()
 def list_(conversation: str | None, everything: bool) -> None:
     """List open findings, oldest first."""
     from shellback.storage import findings as rows

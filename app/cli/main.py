@@ -57,6 +57,7 @@ SECTIONS: Final = {
         "config": ("setup", "Show every setting, its value and its source."),
     },
     "First steps": {
+        "init": ("init", "Set up: asks for workspace, model and sandbox, and checks everything."),
         "demo": ("demo", "A tour with real processes; it ends by itself."),
         "completion": ("setup", "Print the completion script for a shell."),
     },

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.options import conversation_names, conversation_option
-from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines, wide_option
+from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines
 from shellback.exec.core.display import age, visible_line
 from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public
 
@@ -29,8 +29,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
 @click.group(invoke_without_command=True)
 @conversation_option
-@wide_option
-@json_option
+@lists()
 @click.pass_context
 def network(ctx: click.Context, conversation: str | None) -> None:
     """Show the newest 500 connections of commands with NETWORK=list or ask, oldest first: made, and refused ones.

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from shellback.cli.asking import asking
+from shellback.cli.cards import wrapped
 from shellback.cli.shared import laid_out, load_settings
 from shellback.exec.core.display import visible_line
+
+NEXT: Final = (
+    "`shellback init` sets up, `shellback chat` talks to the agent, `shellback demo` is a tour, `shellback --help`"
+    " lists all commands"
+)
 
 
 def lines() -> list[str]:
@@ -21,5 +29,5 @@ def lines() -> list[str]:
     return [
         *laid_out([rows]),
         f"doctor: {visible_line(verdict(live_checks(load_settings())))}",
-        "`shellback chat` talks to the agent, `shellback demo` is a tour, `shellback --help` lists all commands",
+        wrapped([NEXT]),
     ]

@@ -11,7 +11,7 @@ import click
 
 from shellback.cli.asking import asking
 from shellback.cli.options import conversation_option
-from shellback.cli.shared import Cells, Columns, json_option, laid_out, opened, show, table_of, wants_json, wide_option
+from shellback.cli.shared import Cells, Columns, laid_out, lists, opened, show, table_of, wants_facts
 from shellback.cli.watching import watch, watch_option
 from shellback.exec.core.display import age, shown_line, visible_line
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     "--unknown", "strangers", is_flag=True, help="List processes that the supervisor has and the database does not."
 )
 @watch_option
-@wide_option
-@json_option
+@lists("sessions")
 def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool) -> None:
     """List processes that agents started, their open connections, and blocked conversations with unread news.
 
@@ -47,7 +46,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         _watch(conversation, everything=everything)
     else:
         with asking(here=everything) as ask:
-            found = ask("processes", conversation=conversation, everything=everything, programs=wants_json())
+            found = ask("processes", conversation=conversation, everything=everything, programs=wants_facts())
         show(found, laid_out(found))
 
 

@@ -12,7 +12,7 @@ import click
 
 from shellback.cli.options import conversation_option
 from shellback.cli.policy import SAID, around, known
-from shellback.cli.shared import Refused, json_option, load_settings, opened, show, stamp, utf8
+from shellback.cli.shared import Refused, json_option, lists, load_settings, opened, show, stamp, utf8
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
@@ -53,7 +53,7 @@ def rules() -> None:
 
 @rules.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include rules that were revoked or expired lately.")
-@json_option
+@lists()
 def list_(everything: bool) -> None:
     """List the rules in force: first those of POLICY_FILE, then the saved rules with their uses."""
     from shellback.exec.policy.rules.file import load

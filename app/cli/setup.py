@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines, wants_json, wide_option
+from shellback.cli.shared import (
+    CANNOT,
+    DONE,
+    Refused,
+    json_option,
+    lists,
+    load_settings,
+    opened,
+    show,
+    table_lines,
+    wants_json,
+)
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
@@ -25,13 +37,12 @@ MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 @click.command()
 @click.option("--changed", is_flag=True, help="Only settings that the environment or .env sets.")
-@wide_option
-@json_option
+@lists("settings")
 def config(changed: bool) -> None:
     """Show every setting, its value and its source; passwords and keys are hidden.
 
-    The environment wins over .env in the current directory, and .env wins over the default. Names in .env that resemble
-    a setting are reported. .env.example explains each setting.
+    The environment wins over .env in the current directory, that over .env in the state directory, and that over the
+    default. Names in .env that resemble a setting are reported. .env.example explains each setting.
 
     \b
       shellback config
@@ -91,17 +102,24 @@ def doctor(live: bool) -> None:
 
     --live is quick: use it as the health check of a container or monitor.
     """
-    from shellback.checks import all_checks, live_checks, verdict
+    from shellback.checks import all_checks, live_checks
 
-    found: list[Check] = (live_checks if live else all_checks)(load_settings())
-    failed = any(check.state == "fail" for check in found)
+    facts, lines = checked((live_checks if live else all_checks)(load_settings()))
+    show(facts, lines)
+    sys.exit(DONE if facts["ok"] else CANNOT)
+
+
+def checked(found: Sequence[Check]) -> tuple[dict[str, Any], list[str]]:
+    """The results of checks: for programs, and as lines for people."""
+    from shellback.checks import verdict
+
     lines: list[str] = []
     for check in found:
         lines.append(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
         lines += [f"      {visible_line(check.remedy)}"] if check.remedy else []
     lines.append(visible_line(verdict(found)))
-    show({"ok": not failed, "checks": [asdict(check) for check in found]}, lines)
-    sys.exit(2 if failed else 0)
+    fails = any(check.state == "fail" for check in found)
+    return {"ok": not fails, "checks": [asdict(check) for check in found]}, lines
 
 
 @click.command()

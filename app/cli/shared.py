@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import click
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S: Final = 0.05
+IDS: Final = frozenset({"ID", "SESSION", "CONNECTED", "SESSION_ID", "REQUEST_ID", "APPROVAL_ID"})
+"""Columns with ids of which commands take the beginning."""
+LEAST_ID: Final = 6
+"""So many characters of an id are shown at least, because rows that are not listed may begin alike."""
 LEAST_COLUMNS: Final = 30
 """The last column of a table gets at least so many columns of the terminal before others are left out."""
 Columns = dict[str, str | Callable[[T], object]]
@@ -84,13 +89,44 @@ wide_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_note_wide,
-    help="Show all columns, also those that do not fit.",
+    help="Show whole ids and all columns, also those that do not fit.",
 )
+
+
+def lists(rows: str = "") -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """The options of a command that lists: `--wide`, `-o` and `--json`, which `show` reads.
+
+    `rows` is the field of its JSON that has what it lists, if that is not the whole.
+    """
+
+    def note(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        ctx.meta["rows"] = rows
+        ctx.meta["fields"] = tuple(name for part in (value or "").split(",") if (name := part.strip()))
+
+    fields = click.option(
+        "-o",
+        "--fields",
+        metavar="FIELDS",
+        expose_value=False,
+        callback=note,
+        help="Show these fields of the JSON instead: id,state; end.exit_code is one within another.",
+    )
+    return lambda command: wide_option(fields(json_option(command)))
 
 
 def wants_json() -> bool:
     """Whether `--json` was given to the running command."""
     return (ctx := click.get_current_context(silent=True)) is not None and ctx.meta.get("json", False)
+
+
+def chosen_fields() -> tuple[str, ...]:
+    """The fields that `-o` names."""
+    return () if (ctx := click.get_current_context(silent=True)) is None else ctx.meta.get("fields", ())
+
+
+def wants_facts() -> bool:
+    """Whether the running command needs what `--json` prints."""
+    return wants_json() or bool(chosen_fields())
 
 
 class Refused(click.ClickException):
@@ -202,7 +238,9 @@ def the_one(names: Iterable[str], given: str, what: str) -> str | None:
     """
     matching = {name for name in names if given and name.startswith(given)}
     if len(matching) > 1 and given not in matching:
-        raise Refused(f"{given!r} is the beginning of {len(matching)} {what}: give more of it")
+        from shellback.storage.rows import candidates
+
+        raise Refused(candidates(given, what, matching))
     return given if given in matching else next(iter(matching), None)
 
 
@@ -268,9 +306,46 @@ def print_json(value: object) -> None:
 
 
 def show(facts: object, lines: Iterable[str]) -> None:
-    """Print `facts` if JSON is wanted, else `lines`, which are only then evaluated."""
+    """Print `facts` if JSON is wanted, else `lines`, which are only then evaluated; with `-o` only some fields.
+
+    Raises:
+        Refused: `-o` names a field that there is not.
+    """
+    if names := chosen_fields():
+        rows = _rows_of(facts, names)
+        facts = [{name: _field(row, name) for name in names} for row in rows]
+        lines = table_lines(facts, {name.upper(): partial(_shown_field, name) for name in names})
     for line in [json_text(facts)] if wants_json() else lines:
         click.echo(line)
+
+
+def _rows_of(facts: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    ctx = click.get_current_context()
+    rows = cast("list[dict[str, Any]]", facts if isinstance(facts, list) else facts[ctx.meta["rows"]])
+    known = dict.fromkeys(name for row in rows for name in row)
+    if not known.keys() >= (wanted := {name.partition(".")[0] for name in names}):
+        from shellback.cli.shapes import columns_of
+
+        # The first word is the program.
+        known |= dict.fromkeys(columns_of(ctx.command_path.partition(" ")[2], ctx.meta["rows"]))
+        if strange := sorted(wanted - known.keys()):
+            raise Refused(f"-o: there is no field {shown_line(strange[0])!r}; there are {', '.join(known)}")
+    return rows
+
+
+def _field(row: Any, name: str) -> Any:
+    for part in name.split("."):
+        row = cast("dict[str, Any]", row).get(part) if isinstance(row, dict) else None
+    return row
+
+
+def _shown_field(name: str, row: dict[str, Any]) -> object:
+    value = row[name]
+    if name.endswith("_at") and isinstance(value, float):
+        return stamp(value)
+    if value is None or isinstance(value, bool):
+        return None if value is None else str(value).lower()
+    return Whole(shown_line(value if isinstance(value, str) else json_text(value)))
 
 
 class Whole(str):
@@ -292,13 +367,17 @@ def table_of(rows: Iterable[T], columns: Columns[T]) -> Cells:
 
 
 def laid_out(parts: Iterable[str | Cells]) -> Iterator[str]:
-    """The lines of an answer; names of states in tables are coloured, and tables fit the terminal (see `--wide`)."""
+    """The lines of an answer; names of states in tables are coloured.
+
+    On a terminal, unless `--wide` is given, ids are as short as is unique, and tables have the columns that fit.
+    """
     ctx = click.get_current_context(silent=True)
     width = None if ctx is not None and ctx.meta.get("wide") else columns()
     for part in parts:
         if isinstance(part, str):
             yield part
             continue
+        part = part if width is None else _abbreviated(part)  # noqa: PLW2901 - the same table
         widths = [max(map(len, column)) for column in zip(*part, strict=True)]
         kept = _fitting(widths, width)
         for number, cells in enumerate(part):
@@ -311,6 +390,23 @@ def laid_out(parts: Iterable[str | Cells]) -> Iterator[str]:
                 yield "  ".join(map(coloured, padded) if number else padded).rstrip()
         if len(kept) < len(widths):
             yield f"--wide also shows {', '.join(head for at, head in enumerate(part[0]) if at not in kept)}"
+
+
+def _abbreviated(table: Cells) -> Cells:
+    """The table with the shortest beginning of each id that no other id of its column has."""
+    head, *rows = table
+    short = [_short({row[at] for row in rows}) if name in IDS else {} for at, name in enumerate(head)]
+    return [head, *([short[at].get(cell, cell) for at, cell in enumerate(row)] for row in rows)]
+
+
+def _short(ids: Collection[str]) -> dict[str, str]:
+    """The shortest unique beginning of each id, but not shorter than `LEAST_ID`."""
+    ordered = sorted(ids)
+    found: dict[str, str] = {}
+    for before, one, after in zip(["", *ordered], ordered, [*ordered[1:], ""], strict=False):
+        shared = max(len(os.path.commonprefix([one, other])) for other in (before, after))  # noqa: RUF071 - no paths
+        found[one] = one[: max(LEAST_ID, shared + 1)]
+    return found
 
 
 def _fitting(widths: Sequence[int], width: int | None) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shellback.cli.options import Lasting, conversation_names
-from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines, utf8, wide_option
+from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import shown_line
 
@@ -86,8 +86,7 @@ def add(
 
 @tokens.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include tokens that were revoked or expired lately.")
-@wide_option
-@json_option
+@lists()
 def list_(everything: bool) -> None:
     """List the tokens in force. What they are is kept nowhere."""
     from shellback.storage import tokens as store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shellback.cli.shared import Columns, json_option, opened, show, stamp, table_lines, utf8
+from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import shown_line
 
@@ -83,7 +83,7 @@ def link(name: str, url: str) -> None:
 
 
 @users.command("list")
-@json_option
+@lists()
 def list_() -> None:
     """List the accounts."""
     from shellback.storage import accounts
@@ -121,7 +121,7 @@ def remove(name: str) -> None:
 
 @users.command()
 @click.argument("name", required=False)
-@json_option
+@lists()
 def logins(name: str | None) -> None:
     """List the browsers in which accounts, or one account, are logged in."""
     from shellback.storage import accounts

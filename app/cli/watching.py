@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 
 from shellback.cli.output import drawn, undrawn
-from shellback.cli.shared import show, stamp, wants_json
+from shellback.cli.shared import chosen_fields, show, stamp, wants_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,6 +40,8 @@ def watch(
     A terminal shows `lines` in place. A pipe gets a `line`, or with --json an object, for each item that is new,
     changed or gone.
     """
+    if chosen_fields():
+        raise click.UsageError("-o excludes --watch, which shows whole rows")
     if sys.stdout.isatty() and not wants_json():
         _on_a_screen(look, lines)
     before: dict[str, T] = {}

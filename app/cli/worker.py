@@ -17,14 +17,13 @@ from shellback.cli.children import ON_THE_HOST, make_default
 from shellback.cli.shared import (
     Columns,
     Refused,
-    json_option,
     lasting_settings,
+    lists,
     load_settings,
     opened,
     show,
     stamp,
     table_lines,
-    wide_option,
 )
 from shellback.exec.core.display import age
 from shellback.exec.core.errors import ExecError, SupervisorAbsent
@@ -164,8 +163,7 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Include stopped and dead workers.")
-@wide_option
-@json_option
+@lists()
 def workers(everything: bool) -> None:
     """List workers with host, process, state, version and last heartbeat.
 

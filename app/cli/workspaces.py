@@ -19,12 +19,12 @@ from shellback.cli.shared import (
     Columns,
     Refused,
     json_option,
+    lists,
     load_settings,
     opened,
     show,
     table_lines,
     utf8,
-    wide_option,
 )
 from shellback.exec.core.display import visible_line
 from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
@@ -51,8 +51,7 @@ def workspaces() -> None:
 
 
 @workspaces.command("list")
-@wide_option
-@json_option
+@lists()
 def list_() -> None:
     """List workspaces with path, state, number of conversations, and settings of their own.
 

@@ -30,6 +30,8 @@ IDLE_S: Final = 12 * 3600.0
 """A login ends when no page was opened with it for this long."""
 LOGIN_S: Final = 7 * 86_400.0
 """A login ends so long after it was made."""
+SHOWN: Final = 8
+"""So much of a login's digest is shown."""
 USED_S: Final = 60.0
 """The use of a login is noted when the last note is this old."""
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@-]{0,63}\Z")
@@ -77,7 +79,7 @@ class Login:
     @property
     def id(self) -> str:
         """Tells it apart from the others in a list; it opens nothing."""
-        return self.digest[:8]
+        return self.digest[:SHOWN]
 
 
 def add(conn: sa.Connection, name: str, *, role: Role, owner: str) -> str:
@@ -187,9 +189,18 @@ def used(conn: sa.Connection, digest: str) -> None:
 
 
 def log_out(conn: sa.Connection, name: str, login_id: str = "") -> int:
-    """End the logins of an account, or those whose digests begin with `login_id`; returns how many."""
-    which = sa.delete(logins).where(logins.c.account == name, logins.c.digest.startswith(login_id, autoescape=True))
-    return conn.execute(which).rowcount
+    """End the logins of an account, or the one whose digest begins with `login_id`; returns how many.
+
+    Raises:
+        AccountRefused: The digests of several begin so.
+    """
+    its = logins.c.account == name
+    if login_id:
+        found = rows.begun(conn, logins.c.digest, login_id, its)
+        if len(found) > 1:
+            raise AccountRefused(rows.candidates(login_id, "logins", [one[:SHOWN] for one in found]))
+        its = sa.and_(its, logins.c.digest.in_(found))
+    return conn.execute(sa.delete(logins).where(its)).rowcount
 
 
 def _found(conn: sa.Connection, *which: sa.ColumnElement[bool]) -> list[Login]:

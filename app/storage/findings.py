@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.findings import Finding
 from shellback.storage.errors import StorageError
-from shellback.storage.rows import change_some, count, given, insert_new
+from shellback.storage.rows import begun, candidates, change_some, count, given, insert_new
 from shellback.storage.tables import findings
 
 _OPEN: Final = findings.c.acknowledged_at.is_(None)
@@ -41,14 +41,14 @@ def find(
     return [_finding(row) for row in conn.execute(query).mappings()]
 
 
-def get(conn: sa.Connection, given: str) -> Finding:
-    """The only finding whose id begins with `given`; NoSuchFinding if there is none, or more than one."""
-    begins = findings.c.id.startswith(given, autoescape=True)
-    found = conn.execute(sa.select(findings).where(begins).limit(2)).mappings().all()
-    if len(found) != 1 or not given:
-        how = "more than one finding has an id that begins with" if found else "there is no finding"
-        raise NoSuchFinding(f"{how} {given!r}: `shellback findings list --all` lists them")
-    return _finding(found[0])
+def get(conn: sa.Connection, prefix: str) -> Finding:
+    """The only finding whose id begins with `prefix`; NoSuchFinding if there is none, or more than one."""
+    found = begun(conn, findings.c.id, prefix)
+    if len(found) > 1:
+        raise NoSuchFinding(candidates(prefix, "findings", found))
+    if not found:
+        raise NoSuchFinding(f"there is no finding {prefix!r}: `shellback findings list --all` lists them")
+    return _finding(conn.execute(sa.select(findings).where(findings.c.id == found[0])).mappings().one())
 
 
 def open_count(conn: sa.Connection, *, conversation_id: str | None = None) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+NAMED: Final = 5
+"""So many ids are named to a person who has to choose."""
 _NOW: Final = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 
@@ -98,6 +101,18 @@ def names(
     query = sa.select(column).where(column.startswith(prefix, autoescape=True), *which).limit(limit)
     query = query.distinct().order_by(column) if newest is None else query.order_by(newest.desc())
     return list(dict.fromkeys(conn.execute(query).scalars()))
+
+
+def begun(conn: sa.Connection, column: sa.Column[str], prefix: str, *which: sa.ColumnElement[bool]) -> list[str]:
+    """Ids that begin with `prefix`, only that one if it is one; enough of them for `candidates`."""
+    found = names(conn, column, prefix, *which, limit=NAMED + 1) if prefix else []
+    return [prefix] if prefix in found else found
+
+
+def candidates(prefix: str, what: str, found: Collection[str]) -> str:
+    """The text of an error about the beginning of several ids."""
+    some = ", ".join(sorted(found)[:NAMED]) + (" and others" if len(found) > NAMED else "")
+    return f"{prefix!r} is the beginning of several {what}, {some}: give more of it"
 
 
 def given(*wanted: tuple[sa.ColumnElement[Any], object]) -> list[sa.ColumnElement[bool]]:

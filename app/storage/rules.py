@@ -81,12 +81,11 @@ def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
     Raises:
         InvalidCommand: No rule has this id, or more than one begins with it.
     """
-    query = sa.select(rules.c.id).where(rules.c.id.startswith(rule_id, autoescape=True)).limit(2)
-    matches = list(conn.execute(query).scalars()) if rule_id else list[str]()
+    matches = rows.begun(conn, rules.c.id, rule_id)
     if not matches:
         raise InvalidCommand(f"no saved rule has the id {rule_id!r}; `shellback rules list` shows them")
     if len(matches) > 1:
-        raise InvalidCommand(f"{rule_id!r} is the beginning of more than one rule; give more characters")
+        raise InvalidCommand(rows.candidates(rule_id, "rules", matches))
     key = matches[0]
     now = rows.now(conn)
     rows.change_some(conn, rules, rules.c.id == key, rules.c.revoked_at.is_(None), revoked_at=now, revoked_by=by)

@@ -50,12 +50,16 @@ def named(settings: Settings) -> dict[str, Path]:
     return found
 
 
-def objection(settings: Settings, real: Path, others: dict[str, Path]) -> str | None:
-    """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can."""
+def objection(settings: Settings, real: Path, others: dict[str, Path], *, root: bool = False) -> str | None:
+    """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can.
+
+    With `root` it is to be WORKSPACE_ROOT itself.
+    """
     if (why := view.unusable(real, settings.hidden)) is not None:
         return why
     first = settings.workspace_root
-    if "workspace_root" in settings.model_fields_set or first.exists():  # else nobody works in ./workspace from here
+    # If it is not set and not there, nobody works in ./workspace from here.
+    if not root and ("workspace_root" in settings.model_fields_set or first.exists()):
         others = {DEFAULT: Path(os.path.realpath(first)), **others}
     for name, other in others.items():
         if real == other:

@@ -199,7 +199,16 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     from shellback.work.notices.notifier import notifying
 
     url, command = where.settings.notify_webhook, where.settings.notify_command
-    return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
+    argv = words(command) if command else ()
+    # Not a bound method: which values are secret is looked up for each notice.
+    return notifying(
+        where.database,
+        url,
+        argv,
+        plain_environment(),
+        platform.node(),
+        lambda text: where.mask.hide_text(text),  # noqa: PLW0108
+    )
 
 
 def _secrets_found(where: Place, told: Callable[[int], object] = lambda _: None) -> SecretsFound:

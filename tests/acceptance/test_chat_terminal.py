@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import signal
 import sys
 
 import pytest
@@ -109,7 +112,7 @@ def test_what_was_typed_before_the_question_or_called_back_is_no_answer_at_a_ter
         place.send("$ touch before.txt", "before")
         seat.until(r"^\[y\] once")
         seat.keys("Enter", shows="^not an answer: ")
-        seat.keys("Up", "Up", shows="^> y$")
+        seat.keys("Up", shows="^> y$")
         seat.keys("Enter")
         seat.until("not an answer: (?s:.*)not an answer: ")
         assert place.pending("before")
@@ -214,7 +217,8 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
 def test_ctrl_c_clears_a_line_and_only_two_at_an_empty_prompt_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")
-        seat.keys("half a line", "C-c", shows="^>$")
+        seat.keys("half a line", shows="^> half a line$")
+        seat.keys("C-c", shows="^>$")
         seat.keys("C-c", shows="Ctrl-C again leaves")
         seat.paste("touch leaked\n")
         seat.until("touch leaked")
@@ -241,3 +245,42 @@ def test_a_worker_at_a_terminal_shows_its_log_and_no_banner_of_the_agent_framewo
         alone.answer(alone.send("hello", "quiet"))
         shown = seat.keys("C-c", shows="draining")
         assert "pydantic-ai" not in shown
+
+
+def test_what_was_typed_is_there_in_the_next_chat_and_no_answer_is(place: Stage) -> None:
+    with pane(place, rows=60, cols=120) as seat:
+        chatting(seat, "kept")
+        seat.does("$ touch kept.txt", r"\[\?\]$")
+        seat.does("n not this one", "Denied by")
+        seat.line("/ps")
+        seat.until("no running processes")
+        seat.keys("C-d", shows="code=0")
+        chatting(seat, "kept")
+        seat.keys("Up", shows="^> /ps$")
+        seat.keys("Up", shows=r"^> \$ touch kept.txt$")
+        seat.keys("C-c", "C-d", shows="code=0")
+    file = place.home / "chat_history"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [line for line in file.read_text().splitlines() if "kept" in line][-1] == '"$ touch kept.txt"'
+    assert "not this one" not in file.read_text()
+
+
+def test_a_chat_that_is_told_to_end_gives_the_terminal_back(place: Stage) -> None:
+    with pane(place, rows=60, cols=120) as seat:
+        chatting(seat, "told")
+        seat.keys("half a line")
+        os.kill(seat.child(), signal.SIGTERM)
+        seat.until("^code=143$")
+        shown = seat.does("stty -a; echo done=$?", "^done=0$")
+        assert " icanon " in shown
+        assert " echo " in shown
+        assert "half a line" not in shown.split("code=143", 1)[1]
+
+
+def test_a_chat_whose_terminal_is_closed_ends(place: Stage) -> None:
+    with pane(place, rows=60, cols=120) as seat:
+        chatting(seat, "closed")
+        gone = os.pidfd_open(seat.child())
+        seat.close()
+        assert select.select([gone], [], [], 30.0)[0]
+        os.close(gone)

@@ -110,7 +110,7 @@ def test_a_name_that_is_wrong_is_told_with_what_was_meant(place: Stage) -> None:
     made(place, "shellback-ab", scope="other", host_id="elsewhere")
     made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
     assert "did you mean build" in told(place, "containers", "show", "buidl").stderr
-    assert "beginning of 2 containers" in told(place, "containers", "show", "shellback-a").stderr
+    assert "several containers, shellback-aa, shellback-ab: " in told(place, "containers", "show", "shellback-a").stderr
     assert "was removed already" in told(place, "containers", "rm", "shellback-b", "--yes").stderr
     assert "on host elsewhere" in told(place, "containers", "rm", "other", "--yes").stderr
     assert "only files below SHELLBACK_CACHE" in told(place, "containers", "rm", "build", "--yes", "--overlay").stderr

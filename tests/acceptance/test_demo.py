@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from shellback.settings import plain_environment
-from tests.commands import PROGRAM
+from tests.commands import PROGRAM, Result, facts
 from tests.supervisors import run_to_end
 
 
@@ -25,7 +24,7 @@ def toured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], fl
     environ = {**plain_environment(), "ENABLE_EXECUTE": "false", "DATABASE_URL": "mysql://not/used"}
     done = run_to_end(*PROGRAM, "demo", "--json", env=environ, cwd=place, stdin=subprocess.DEVNULL, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout), time.monotonic() - begun, place
+    return facts(Result(["demo", "--json"], 0, done.stdout, "")), time.monotonic() - begun, place
 
 
 Toured = tuple[dict[str, Any], float, Path]

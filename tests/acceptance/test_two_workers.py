@@ -226,8 +226,8 @@ def test_conversations_of_a_state_directory_that_was_deleted_are_adopted_by_its_
         silence(loop, old)
         loop.send("after")
         assert_refused(told(loop, "adopt", "host", "nowhere", "--yes"), "no other host matches 'nowhere'", old)
-        done = told(loop, "adopt", "host", old[:8], "--yes")
-        assert "1 conversation(s) live here now" in done.stdout
+        (moved,) = facts(told(loop, "adopt", "host", old[:8], "--yes", "--json"))
+        assert moved["from_host"] == old
         loop.hire()
         loop.until("the message is answered", lambda: "after" in "\n".join(loop.answers()))
         assert_refused(told(loop, "adopt", "host", old, "--yes"), "has no conversations")

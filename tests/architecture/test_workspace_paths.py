@@ -43,6 +43,8 @@ JUSTIFIED: dict[str, str] = {
     "cli/children.py": STATE,
     "cli/main.py": KERNEL,
     "cli/terminal/raw_terminal.py": KERNEL,
+    "cli/terminal/history.py": STATE,
+    "cli/init.py": STATE,
     "cli/sandbox.py": KERNEL,
     "cli/workspaces.py": "the operator's file, which was looked at before, and the state directory",
     "cli/demo.py": "the workspace of its own that it makes and takes away",

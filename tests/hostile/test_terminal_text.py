@@ -18,14 +18,12 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import pytest
 import sqlalchemy as sa
 
-from shellback.cli.main import cli
 from shellback.storage import tables
 from tests import sandboxes
-from tests.commands import PROGRAM, Terminal, environment, shellback
+from tests.commands import PROGRAM, Terminal, environment, every_command, shellback
 from tests.displays import UNSEEN
 from tests.stage import Stage, stage
 
@@ -173,6 +171,12 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "findings ack": [[HOSTILE], ["f"]],
     "findings list": [[], ["--all", "--json"], ["-c", HOSTILE]],
     "findings show": [["f"], [HOSTILE]],
+    "init": [
+        ["--yes", "--workspace", HOSTILE],
+        ["--yes", "--workspace", "/none", "--json"],
+        ["--yes", "--model", HOSTILE],
+        ["--sandbox", HOSTILE],
+    ],
     "kill": [[HOSTILE], ["{session}"]],
     "logs": [[HOSTILE], ["{session}"], ["--json", "{plain}"], ["--since", HOSTILE, "x"]],
     "mcp": [["--tools", HOSTILE]],
@@ -234,19 +238,8 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
 }
 
 
-def names(group: click.Group = cli, before: str = "") -> Iterator[str]:
-    """Every command that can be called, by its words."""
-    ctx = click.Context(group)
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        if not isinstance(command, click.Group) or command.invoke_without_command:
-            yield f"{before}{name}"
-        if isinstance(command, click.Group):
-            yield from names(command, f"{before}{name} ")
-
-
 def test_every_command_is_among_those_that_are_tried() -> None:
-    assert sorted(names()) == sorted(COMMANDS)
+    assert sorted(words for words, _ in every_command()) == sorted(COMMANDS)
 
 
 def arguments(place: Stage, words: list[str]) -> Iterator[list[str]]:

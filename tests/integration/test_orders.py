@@ -99,6 +99,29 @@ def test_no_command_obeys_settings_from_inside_a_workspace(
     assert "start in another directory" in said.stderr
 
 
+def test_nor_from_a_workspace_that_the_settings_of_the_state_directory_name(ground: Path) -> None:
+    (ground / "state" / ".env").write_text(f"WORKSPACE_ROOT={ground}/ws\nSHELLBACK_HOME={ground}/other\nTURN_SLOTS=7\n")
+    (ground / "project").mkdir()
+    (ground / "project" / ".env").write_text("WAKE_SLOTS=3\nTURN_SLOTS=\n")
+    found = json.loads(shellback(ground, ground / "project", "config", "--json").stdout)["settings"]
+    said = {one["setting"]: (one["value"], one["from"]) for one in found}
+    assert said["TURN_SLOTS"] == (7, f"{ground}/state/.env")
+    assert said["WAKE_SLOTS"] == (3, ".env")
+    assert said["SHELLBACK_HOME"] == (f"{ground}/state", "environment")
+    plant(ground / "ws", "WAKE_SLOTS=3\n")
+    refused = shellback(ground, ground / "ws", "config")
+    assert (refused.returncode, "is in the workspace" in refused.stderr) == (2, True)
+
+
+def test_nor_from_a_state_directory_that_others_can_write(ground: Path) -> None:
+    (ground / "state" / ".env").write_text(DOTENV)
+    (ground / "state" / ".env").chmod(0o666)
+    refused = shellback(ground, ground, "doctor")
+    assert refused.returncode == 2
+    assert f"{ground}/state/.env=" in refused.stderr
+    assert "everybody may write" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("place", "mode", "uid", "gid", "why"),
     [

@@ -34,7 +34,7 @@ def rendered(text: str, width: int, margin: str) -> str:
     file = StringIO()
     console = Console(
         file=file,
-        width=max(width - len(margin), 20),
+        width=max(width - len(margin), 8),
         force_terminal=True,
         color_system=None if plain_terminal() else "standard",
         theme=_THEME,

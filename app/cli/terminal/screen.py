@@ -118,6 +118,16 @@ def confirmed(question: str, *, default: bool = False) -> bool:
                 return answers[line.text.strip().lower()]
 
 
+def answered(question: str, default: str) -> str:
+    """Ask for one line on standard error; Enter alone answers `default`.
+
+    Raises:
+        Abort: The person ends the input.
+    """
+    found: str = click.prompt(question, default=default, err=True)
+    return found.strip()
+
+
 class Lines:
     """Lines of a pipe, read without blocking, one at a time when told to; None is the end."""
 

@@ -127,7 +127,7 @@ def _folded(line: str, width: int | None) -> Iterator[str]:
     margin = ""
     for index, char in enumerate(line):
         columns = _columns(char)
-        if taken + columns > max(width, 20):
+        if taken + columns > max(width, 8):
             # At a blank if one is near: it begins the next row, where it is seen. Else within a word.
             blank = line.rfind(" ", (begin + index) // 2 + 1, index)
             end = index if blank < 0 else blank

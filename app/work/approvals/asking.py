@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from pydantic_ai import DeferredToolResults, ToolApproved, ToolDenied
 from pydantic_ai.conversation import Conversation
 
-from shellback.exec.core.display import shown, subject
 from shellback.exec.core.model import CallKey
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tool_named
@@ -21,6 +20,7 @@ from shellback.exec.wire.crashpoints import reach
 from shellback.storage.tables import approvals, sessions
 from shellback.work.approvals.approvals import Request, find, get
 from shellback.work.approvals.audit import audited
+from shellback.work.approvals.showing import brief
 from shellback.work.approvals.uses import tier_of
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import stream
@@ -116,9 +116,8 @@ def _announce(conn: sa.Connection, request: Request, epoch: int, outbox: Outbox)
     told = {"id": request.id, "tool": request.tool_name, **request.display}
     stream.note(conn, request.conversation_id, request.turn_id, epoch, "approval", told)
     audited(conn, "asked", request)
-    about = subject(request.display)
-    text = f"{request.tool_name} waits for approval as {request.id}" + (f": {shown(about)}" if about else "")
     asked = {"id": request.id, "tool": request.tool_name, "display": request.display, "shown": request.shown}
+    text = "\n".join(brief(request))
     outbox.put(conn, "approval", request.conversation_id, f"{request.call_key}:{request.digest}", text, asked)
 
 

@@ -15,6 +15,7 @@ from shellback.work.approvals.approvals import Request
 
 ASKS: Final = "? "
 """Begins the first line of a card, in the first column, where no text from elsewhere can be."""
+BRIEF_CHARS: Final = 2_000
 _MARGIN: Final = "    "
 _FOUND: Final = ("segments", "executables", "scripts", "mounts", "limits", "shell", "uid", "separate_stderr")
 """Fields of a display that Shellback computed. A field that is not named here is on the card."""
@@ -30,13 +31,29 @@ def headline(request: Request) -> str:
 
 def card(request: Request, *, counted: bool = True) -> list[str]:
     """The lines that a person reads before a decision; with `counted`, the last one names what `details` has."""
-    first, *more = shown(headline(request)).split("\n")
     said = {key: value for key, value in request.display.items() if key not in {"command", CONNECT, *_FOUND}}
-    lines = [ASKS + first, *(f"{_MARGIN}  {line}" for line in more), *request_lines(said | _about(request))]
+    lines = [*_first(shown(headline(request))), *request_lines(said | _about(request))]
     if counted and request.of_call:
         found = [_counted(key, request.display[key]) for key in _FOUND if request.display.get(key)]
         lines += request_lines({"details": ", ".join([*found, "digest"])})
     return lines
+
+
+def brief(request: Request) -> list[str]:
+    """The beginning of the card, for who looks at it elsewhere: what will run, why a person is asked, and who asks."""
+    why = {key: request.display[key] for key in ("tier", "reason") if key in request.display}
+    text, more = shown(headline(request)), dict[str, object]()
+    if len(text) > BRIEF_CHARS:
+        # Not within a word, which may be a secret that is hidden as a whole later.
+        blank = max(text.rfind(" ", 0, BRIEF_CHARS), text.rfind("\n", 0, BRIEF_CHARS))
+        end = blank if blank > 0 else BRIEF_CHARS
+        text, more = text[:end], {"cut": f"{len(text) - end:,} more characters"}
+    return [*_first(text), *request_lines(more | why | _about(request))]
+
+
+def _first(text: str) -> list[str]:
+    first, *more = text.split("\n")
+    return [ASKS + first, *(f"{_MARGIN}  {line}" for line in more)]
 
 
 def details(request: Request) -> list[str]:

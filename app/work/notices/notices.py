@@ -31,7 +31,7 @@ ERROR_CHARS: Final = 500
 class Outbox:
     """Writes notices. `host` is the name of this machine; with `on` false nothing is written.
 
-    The text of a notice is escaped for a terminal; the call in it is exact and complete.
+    The text of a notice is escaped for a terminal, and cut if it is long; `approval` has the whole call.
     """
 
     host: str = ""
@@ -55,7 +55,7 @@ class Outbox:
         payload = {
             "kind": kind,
             "conversation": conversation_id,
-            "text": visible(text) if kind == "approval" else _cut(visible(text)),
+            "text": _cut(visible(text)),
             "approval": approval,
             "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
             "host": self.host,

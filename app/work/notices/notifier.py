@@ -12,7 +12,7 @@ import shutil
 import signal
 import ssl
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NoReturn, Protocol
@@ -156,6 +156,8 @@ class Notifier:
 
     database: Database
     target: Target
+    hide: Callable[[str], str] = str
+    """Takes secrets out of a text; it may block."""
     timeout_s: float = TIMEOUT_S
     delays_s: tuple[float, ...] = DELAYS_S
     _bell: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -185,7 +187,7 @@ class Notifier:
         about = {"conversation": notice.conversation_id, "notice": notice.id}
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self.target.send(notice.payload)
+                await self.target.send(await asyncio.to_thread(_without_secrets, notice.payload, self.hide))
         except TimeoutError:
             error = f"no answer within {self.timeout_s:g} s"
         except NotSent as failure:
@@ -201,12 +203,29 @@ class Notifier:
             log.error("a notice of kind %s is given up: %s", notice.kind, error, extra=about)
 
 
+def _without_secrets(value: Any, hide: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return hide(value)
+        case dict():
+            return {name: _without_secrets(one, hide) for name, one in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        case list():
+            return [_without_secrets(one, hide) for one in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return value
+
+
 def notifying(
-    database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str
+    database: Database,
+    url: str | None,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    host: str,
+    hide: Callable[[str], str],
 ) -> tuple[Outbox, tuple[Notifier, ...]]:
     """The outbox of this host, and its notifier if a URL or command is configured."""
     target = Webhook(url) if url else Command(command, env) if command else None
     if target is None:
         return SILENT, ()
-    notifier = Notifier(database, target)
+    notifier = Notifier(database, target, hide)
     return Outbox(host=host, on=True, ring=notifier.ring), (notifier,)

@@ -7,11 +7,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from shellback.settings import Settings, SettingsError, plain_environment
 from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable
 from shellback.storage.tables import notices as rows
+from shellback.work.approvals import approvals
+from shellback.work.approvals.showing import card
 from shellback.work.notices import notices, notifier
 from shellback.work.notices.notices import Outbox
 from shellback.work.notices.notifier import Command, Notifier, NotSent, Target, Webhook
@@ -217,6 +221,39 @@ async def test_an_approval_is_told_once_however_often_its_turn_is_closed(talk: T
     put(talk.db, "k2")
     put(talk.db, "k2")
     assert [row.kind for row in found(talk.db)] == ["approval", "alarm"]
+
+
+async def test_a_notice_of_a_call_begins_as_its_card_does_and_is_bounded(talk: Talk) -> None:
+    item, epoch = talk.entered()
+    long = PROPOSED.display | {"command": "echo one\n" + "word " * 5_000, "tier": "admin", "reason": "the reason"}
+    other = replace(PROPOSED, display=long, digest="d2", call_key="k2", tool_call_id="t2")
+    talk.close(item, epoch, "pending_approval", proposed=(PROPOSED, other), outbox=BOX)
+    short, cut = (row.payload for row in found(talk.db))
+    request = talk.db.read_now(approvals.get, short["approval"]["id"])
+    assert short["text"].split("\n")[0] == card(request)[0] == f"? {PROPOSED.display['command']}"
+    assert set(short["text"].split("\n")) <= set(card(request))
+    text = cut["text"]
+    assert len(text) < notices.TEXT_CHARS
+    assert text.startswith("? echo one\n      word word")
+    rest = r"word\n    tier: admin, because the reason\n    cut: 2\d,\d{3} more characters\n    request: "
+    assert re.search(rest, text), text
+    assert cut["approval"]["shown"].count("word") == 5_000
+
+
+async def test_secrets_are_hidden_in_all_of_a_notice_when_it_is_sent(sqlite: Database, receive: Receive) -> None:
+    receiver = receive(200)
+    call = {"id": "a1", "shown": "say s3cret", "display": {"command": "say s3cret", "parts": [{"text": "s3cret"}, 1]}}
+    sqlite.write_now(BOX.put, "approval", "c1", "k1", "? say s3cret", call)
+
+    def hide(text: str) -> str:
+        return text.replace("s3cret", "[secret S]")
+
+    async with notifying(sqlite, Webhook(receiver.url), hide=hide):
+        await until("it is sent", lambda: states(sqlite) == [("sent", 1)])
+    (told,) = receiver.got
+    assert "s3cret" not in str(told)
+    assert told["text"] == "? say [secret S]"
+    assert told["approval"]["display"]["parts"] == [{"text": "[secret S]"}, 1]
 
 
 async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -> None:

@@ -158,10 +158,28 @@ def fitting(width: int, monkeypatch: pytest.MonkeyPatch, *, wide: bool = False) 
 def test_a_table_fits_the_terminal_and_names_the_columns_that_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitting(100, monkeypatch)[0].split() == ["SESSION", "STATE", "BACKEND", "AGE", "COMMAND"]
     narrow = fitting(40, monkeypatch)
-    assert narrow[0].split() == ["SESSION", "STATE", "COMMAND"]
-    assert narrow[-1] == "--wide also shows BACKEND, AGE"
+    assert narrow[0].split() == ["SESSION", "STATE", "BACKEND", "COMMAND"]
+    assert narrow[-1] == "--wide also shows AGE"
     assert all(len(row) <= 40 for row in narrow)
-    assert fitting(40, monkeypatch, wide=True) == fitting(100, monkeypatch)
+    assert fitting(40, monkeypatch, wide=True) == fitting(100, monkeypatch, wide=True)
+
+
+def test_ids_are_as_short_as_is_unique_on_a_terminal_and_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shellback.cli import shared
+
+    ids = ["abcdefgh12345678", "abcdefgh12399999", "zzz", "qrstuvwxyz000000", "abcdefgh12345678"]
+    table = [["SESSION", "NAME"], *([one, one] for one in ids)]
+    for width, wide, shown in (
+        (80, False, ["abcdefgh1234", "abcdefgh1239", "zzz", "qrstuv", "abcdefgh1234"]),
+        (80, True, ids),
+        (None, False, ids),
+    ):
+        monkeypatch.setattr(shared, "columns", lambda width=width: width)
+        with click.Context(click.Command("ps")) as ctx:
+            ctx.meta["wide"] = wide
+            rows = [row.split() for row in shared.laid_out([table])][1:]
+        assert [row[0] for row in rows] == shown
+        assert [row[1] for row in rows] == ids
 
 
 def test_what_a_row_is_about_is_folded_and_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:

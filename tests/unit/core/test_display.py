@@ -32,7 +32,7 @@ def test_a_request_is_shown_whole_and_no_line_of_it_passes_for_ours(display: dic
     assert lines[1 : 1 + len(more)] == [f"             {line}" for line in more]
 
 
-@given(TEXTS, st.integers(20, 120))
+@given(TEXTS, st.integers(8, 120))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_folding_loses_nothing_and_begins_no_line_with_what_it_folded(text: str, width: int) -> None:
     (line,) = request_lines({"command": shown_line(text).strip() or "x"})[:1]
