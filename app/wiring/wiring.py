@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shellback.exec.wire import crashpoints
 from shellback.log import process_wide
-from shellback.settings import Settings, plain_environment, words
+from shellback.settings import CONSOLE, Settings, plain_environment, words
 from shellback.wiring import agency, supervision
 
 if TYPE_CHECKING:
@@ -197,8 +197,12 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     """The outbox of notices and their senders: none, unless settings name a target."""
     from shellback.work.notices.notifier import notifying
 
-    url, command = where.settings.notify_webhook, where.settings.notify_command
-    return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
+    settings = where.settings
+    command = words(settings.notify_command) if settings.notify_command else ()
+    console = f"{settings.console_url}{CONSOLE}" if settings.console_url else ""
+    return notifying(
+        where.database, settings.notify_webhook, command, plain_environment(), platform.node(), console=console
+    )
 
 
 def _for_proxies(where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, once: bool) -> Sequence[Service]:

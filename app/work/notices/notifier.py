@@ -202,11 +202,11 @@ class Notifier:
 
 
 def notifying(
-    database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str
+    database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str, console: str = ""
 ) -> tuple[Outbox, tuple[Notifier, ...]]:
     """The outbox of this host, and its notifier if a URL or command is configured."""
     target = Webhook(url) if url else Command(command, env) if command else None
     if target is None:
         return SILENT, ()
     notifier = Notifier(database, target)
-    return Outbox(host=host, on=True, ring=notifier.ring), (notifier,)
+    return Outbox(host=host, on=True, console=console, ring=notifier.ring), (notifier,)
