@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.storage import rules
 from tests.browsers import WIDTHS, chromium, come_in, fits, page_of
 from tests.consoles import PASSWORD, invited
 from tests.nodes import AXE, script_of
@@ -55,6 +57,8 @@ def paths(place: Stage) -> dict[str, str]:
     place.send(LONG, "long")
     long = place.pending("long")
     assert request.approval_id is not None
+    match = Match(prefix=("npm", "test"), exact=True, conversation_id="shop")
+    place.write(rules.add, [Rule(effect="allow", match=match, owner="grace", note="before each commit")])
     return {
         "waiting": "/", "request": f"/requests/{waiting.id}", "long request": f"/requests/{long.id}",
         "decided request": f"/requests/{request.approval_id}",

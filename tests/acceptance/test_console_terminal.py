@@ -267,9 +267,9 @@ def test_all_of_an_output_is_searched_and_downloaded_as_it_is_shown(on_stage: St
     assert found is not None
     assert html.unescape(found[1]).splitlines() == [first, last]
     many = eve.get(f"/processes/{session.id}", params={"text": "9"}).text
-    assert "200 lines of the last 16 MiB have it, or more" in many
+    assert "Lines with it in the last 16 MiB: 200, or more" in many
     none = eve.get(f"/processes/{session.id}", params={"text": "<nothing>"}).text
-    assert "0 lines of the last 16 MiB have it." in none
+    assert "Lines with it in the last 16 MiB: 0." in none
     assert eve.get("/processes/none/log").status_code == 404
 
 
