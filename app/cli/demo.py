@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from shellback.cli.children import WorkerChild
+from shellback.cli.children import SERVER, WorkerChild
 from shellback.cli.shared import LOOK_S, Refused, json_option, show, wants_json
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.messages import Waiting
@@ -58,7 +59,7 @@ def demo(keep: bool, yes: bool) -> None:
 
     It shows a message, a command that needs approval, and a background build that wakes the agent ahead of a backlog.
     Then kill -9 ends worker and supervisor while a process runs: nothing is lost, and nothing runs twice. In the end
-    a command asks about a host.
+    a command asks about a host. On a terminal the console is offered then.
     """
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not wants_json()
     with _playground(keep=keep) as root:
@@ -136,8 +137,25 @@ class Tour:
         ) == sorted(f"EXEC_CALLBACK:{session.id}" for session in self._sessions() if session.background)
         self._say("", "That was it. Everything above went through the queues of one SQLite file.")
         self._say("Next: ENABLE_EXECUTE=true shellback chat")
-        self._say("In a browser: shellback users add NAME --role operator, then shellback serve beside a worker")
+        self._console()
         return facts
+
+    def _console(self) -> None:
+        """Offer the console of this tour; it is there until Enter."""
+        there = importlib.util.find_spec("mcp") is not None
+        if not (self._ask and there and confirmed("Show it in a browser?")):
+            self._say("In a browser: shellback users add NAME --role operator, then shellback serve beside a worker")
+            return
+        from shellback.settings import CONSOLE
+        from shellback.storage import accounts
+
+        self._send("tour", "$ echo 'decided in a browser' >> note.txt")
+        server = WorkerChild(self._where, self._environ, SERVER)
+        self._workers.append(server)
+        server.wait_ready()
+        secret = self._where.database.write_now(accounts.add, "you", role="operator", owner="demo")
+        self._say(f"Open {server.url}{CONSOLE}/first/{secret}", "Enter ends the tour, and the console with it.")
+        sys.stdin.readline()
 
     def _a_message(self, facts: dict[str, Any]) -> None:
         self._say("1. A message becomes a work item, a worker runs a turn of the agent, the answer comes back.")

@@ -6,28 +6,22 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import click
 
 from shellback.cli.shared import load_settings, print_json
 from shellback.exec.backends.kinds import KINDS
-from shellback.exec.backends.view import HOME
 from shellback.exec.core.display import shown
 from shellback.exec.core.model import WORK
-from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
 from shellback.exec.policy.rules.matching import Facts
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
+from shellback.wiring.surroundings import around
 
 LINE_BYTES: Final = 1 << 20
-_SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
-"""Directories that never count as a workspace."""
 Judged = Callable[[str, str | None], "Judgement"]
 
 profile_option = click.option(
@@ -144,24 +138,6 @@ def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agen
         command=command, backend=backend, profile=WORK, conversation_id=conversation, agent=agent, cwd=cwd,
         now=time.time(),
     )  # fmt: skip
-
-
-def around(settings: Settings, cwd: Path, *, sandboxed: bool, also: Iterable[Path] = ()) -> Surroundings:
-    """The surroundings of a command in `cwd`; `also` are the named workspaces."""
-    hidden = settings.hidden
-    places = [settings.workspace_root.resolve(), *also]
-    real = cwd.resolve()
-    of_the_system = str(real) == "/" or any(real.is_relative_to(place) for place in _SYSTEM)
-    inside = next((place for place in places if real.is_relative_to(place)), None)
-    root = inside or (places[0] if of_the_system else real)
-    return Surroundings(
-        cwd=real,
-        allowed=(root, *settings.readable) if sandboxed else (root,),
-        secret=Secrets(hidden),
-        home=Path(HOME),  # on the host each conversation has one of its own, as empty
-        sandboxed=sandboxed,
-        state=settings.shellback_home,
-    )
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:

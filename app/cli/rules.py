@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,25 +10,23 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import conversation_option
-from shellback.cli.policy import SAID, around, known
+from shellback.cli.policy import SAID, known
 from shellback.cli.shared import Refused, json_option, lists, load_settings, opened, show, stamp, utf8
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
 from shellback.exec.policy.classify.model import Tier
 from shellback.exec.policy.rules.rule import Effect, Match, Rule, absolute_glob
+from shellback.wiring.surroundings import around
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from shellback.exec.policy.rules.matching import Rules
     from shellback.settings import Settings
     from shellback.storage.rules import Saved
-    from shellback.wiring.wiring import Place
-    from shellback.work.approvals.event import Event
 
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
+SURFACE: Final = "cli"
 NOTE_CHARS: Final = 500
 _PLACES: Final = [name for name in KINDS if name not in CONTAINED]
 
@@ -116,6 +113,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     Write the words after `--`, so that their options are not taken as options of shellback. Without --prefix or
     --exact, an allow matches only these words, and an ask or deny also matches further words.
     """
+    from shellback.client import ruling
     from shellback.exec.policy.rules.file import objection
 
     if bool(words) is bool(connect):
@@ -146,33 +144,9 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
         raise Refused(": ".join(wrong[1:]))
 
     with opened() as where:
-        (saved,) = where.database.write_now(kept, [rule], conversation=conversation)
-        _tell(where, saved)
+        (saved,) = where.database.write_now(ruling.keep, [rule], by=me(), surface=SURFACE, conversation=conversation)
+        ruling.tell(where, saved)
     show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"])
-
-
-def kept(
-    conn: sa.Connection, made: Sequence[Rule], *, conversation: str | None, request_id: str | None = None
-) -> Sequence[Rule]:
-    """Save rules, with an audit entry for each."""
-    from shellback.storage import rules as store
-
-    saved = store.add(conn, made)
-    for rule in saved:
-        _audited(conn, "rule_added", rule, conversation, request_id)
-    return saved
-
-
-def _audited(
-    conn: sa.Connection, event: Event, rule: Rule, conversation: str | None, request_id: str | None = None
-) -> None:
-    from shellback.work.approvals import audit
-
-    entry = audit.Entry(
-        event=event, conversation_id=conversation, request_id=request_id, rule=rule.id, done_by=me(), surface="cli",
-        reason=rule.described(),
-    )  # fmt: skip
-    audit.note(conn, entry)
 
 
 @rules.command()
@@ -183,16 +157,11 @@ def revoke(rule_id: str) -> None:
 
     Processes that the rule allowed keep running.
     """
-    from shellback.storage import rules as store
-
-    def end(conn: sa.Connection) -> Saved:
-        ended = store.revoke(conn, rule_id, by=me())
-        _audited(conn, "rule_revoked", ended.rule, ended.rule.match.conversation_id)
-        return ended
+    from shellback.client import ruling
 
     with opened() as where:
-        ended = where.database.write_now(end)
-        _tell(where, ended.rule)
+        ended = where.database.write_now(ruling.revoke, rule_id, by=me(), surface=SURFACE)
+        ruling.tell(where, ended.rule)
     said = f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}"
     show(_saved_facts(ended), [said])
 
@@ -273,15 +242,6 @@ def _test_connection(rules: Rules, settings: Settings, connect: str, conversatio
     asked = "a person is asked" if listed.askable(name) else "the address is private and not named: it is refused"
     said = f"{facts['effect']}: {shown_line(str(facts['reason']))}" if facts["effect"] else f"no rule decides; {asked}"
     show(facts, [said])
-
-
-def _tell(where: Place, rule: Rule) -> None:
-    """Have a rule about hosts that was saved or has ended hold for the next connection."""
-    from shellback.wiring.wiring import a_doorbell
-    from shellback.work.approvals.denying import CHANGED
-
-    if rule.match.connect is not None:
-        a_doorbell(where).ring_all(CHANGED)
 
 
 def _glob(pattern: str) -> str:

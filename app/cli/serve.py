@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from shellback.cli.children import stop_with_stdin
 from shellback.cli.mcp import TASK_AFTER, needs_the_sdk, offered
 from shellback.cli.shared import Refused, lasting_settings
 from shellback.log import configure
@@ -33,6 +34,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-key", "key", type=_FILE, metavar="FILE", help="Its private key, PEM, without a passphrase.")
 @click.option("--behind-proxy", is_flag=True, help="A proxy that clients reach by TLS is in front of this address.")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name in clients' URLs; may be repeated.")
+@click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as after SIGTERM.")
 @TASK_AFTER
 def serve(
     host: str,
@@ -41,6 +43,7 @@ def serve(
     key: Path | None,
     behind_proxy: bool,
     names: tuple[str, ...],
+    while_stdin: bool,
     task_after: float,
 ) -> None:
     """Serve the console and the tools over HTTP, until SIGTERM or Ctrl-C.
@@ -89,12 +92,14 @@ def serve(
             )
             try:
                 secure = certificate is not None or behind_proxy
-                asyncio.run(_serve(where, offer, address, known, secure=secure))
+                asyncio.run(_serve(where, offer, address, known, secure=secure, while_stdin=while_stdin))
             except CannotListen as error:
                 raise Refused(str(error)) from None
 
 
-async def _serve(where: Place, offer: Offer, address: Address, names: set[str], *, secure: bool) -> None:
+async def _serve(
+    where: Place, offer: Offer, address: Address, names: set[str], *, secure: bool, while_stdin: bool
+) -> None:
     from shellback.client import routes
     from shellback.client.local import Local
     from shellback.console import site
@@ -105,6 +110,8 @@ async def _serve(where: Place, offer: Offer, address: Address, names: set[str], 
     stop, loaded = asyncio.Event(), Loaded(offer)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if while_stdin:
+        stop_with_stdin(asyncio.get_running_loop(), stop)
     if not offer.gate:
         log.warning("ENABLE_EXECUTE is not set: clients have no tools")
     await loaded.hands()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shellback.work.approvals.event import Event
 
 SERVER = click.option(
-    "--url", default="http://127.0.0.1:8765", show_default=True, help="The address of the server, as in browsers."
+    "--url", help="The address of the server, as in browsers. Default: CONSOLE_URL, or http://127.0.0.1:8765."
 )
 
 
@@ -42,7 +42,7 @@ def users() -> None:
 @click.option("--role", required=True, type=click.Choice(["viewer", "approver", "operator"]), help="What it may do.")
 @SERVER
 @json_option
-def add(name: str, role: Any, url: str) -> None:
+def add(name: str, role: Any, url: str | None) -> None:
     """Make an account, and print its one-time link on standard output, once.
 
     Whoever opens the link within 15 minutes chooses the password. The database keeps a hash of both.
@@ -57,14 +57,14 @@ def add(name: str, role: Any, url: str) -> None:
         return secret
 
     with opened() as where:
-        _print(url, where.database.write_now(make))
+        _print(url or where.settings.console_url, where.database.write_now(make))
 
 
 @users.command()
 @click.argument("name")
 @SERVER
 @json_option
-def link(name: str, url: str) -> None:
+def link(name: str, url: str | None) -> None:
     """Print a new one-time link for an account, as when the password is lost.
 
     When it is used, the password is replaced, and all logins of the account end.
@@ -79,7 +79,7 @@ def link(name: str, url: str) -> None:
         return secret
 
     with opened() as where:
-        _print(url, where.database.write_now(make))
+        _print(url or where.settings.console_url, where.database.write_now(make))
 
 
 @users.command("list")
@@ -172,7 +172,9 @@ def logout(name: str, login: str) -> None:
 
 
 def _print(url: str, secret: str) -> None:
-    whole = f"{url.rstrip('/')}/console/first/{secret}"
+    from shellback.settings import CONSOLE
+
+    whole = f"{(url or 'http://127.0.0.1:8765').rstrip('/')}{CONSOLE}/first/{secret}"
     show({"link": whole}, [shown_line(whole)])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from shellback.cli.children import ON_THE_HOST, make_default
+from shellback.cli.children import ON_THE_HOST, make_default, stop_with_stdin
 from shellback.cli.shared import (
     Columns,
     Refused,
@@ -123,7 +123,7 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told, number)
     if while_stdin:
-        loop.add_reader(sys.stdin.fileno(), _stop_at_its_end, stop)
+        stop_with_stdin(loop, stop)
     ends = [asyncio.create_task(stop.wait()), asyncio.create_task(built.fallen.wait())]
     try:
         if await _started(built, ends):
@@ -153,12 +153,6 @@ async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bo
         return False
     start.result()
     return True
-
-
-def _stop_at_its_end(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        stop.set()
 
 
 @click.command()

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, Literal
 from urllib.parse import quote
 
@@ -24,7 +26,7 @@ from shellback.client.caller import Caller
 from shellback.client.failures import logged
 from shellback.console.pages import PREFIX, message
 from shellback.serving.application import in_cookie, person
-from shellback.storage.accounts import Account, Role
+from shellback.storage.accounts import Account, Login, Role
 
 COOKIE: Final = "shellback_console"
 FORM_FIELDS: Final = 20
@@ -54,10 +56,11 @@ class Page(Route):
             raise
         except Exception as error:  # noqa: BLE001 - the person is told of each
             status, facts = logged(error)
-            return message(request, facts["error"]["message"], status=status)
+            said = facts["error"]["message"]
+            return sorry(request, said) if status == 503 else message(request, said, status=status)
 
     async def _refusal(self, request: Request) -> Response | None:
-        login = person(request.scope)
+        login = login_of(request)
         request.state.account = None if login is None else login.account
         request.state.csrf = None if login is None else csrf_of(secret_of(request.headers) or "")
         if self.role is not None:
@@ -66,10 +69,59 @@ class Page(Route):
             if not login.account.may(self.role):
                 said = f"This needs the role {self.role}; {login.name} is {login.account.role}. Nothing was done."
                 return message(request, said, status=403)
-        if request.method == "POST" and not await _of_our_page(request):
+        if request.method == "POST" and not await self._of_our_page(request):
             said = "This form is not of a page of this login. Nothing was done. Open the page again, and repeat it."
             return message(request, said, status=403)
         return None
+
+    async def _of_our_page(self, request: Request) -> bool:
+        # The application has refused an origin that is not this server; browsers leave it out of no POST.
+        if "origin" not in request.headers:
+            return False
+        form = await request.form(max_fields=FORM_FIELDS, max_files=0)
+        given = form.get("csrf")
+        # Who comes in may have had no login when the form was written, and one from another tab now.
+        wanted = request.state.csrf if self.role is not None else None
+        return wanted is None or (isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode()))
+
+
+def login_of(request: Request) -> Login | None:
+    """The login of a request, unless a trusted proxy names somebody else."""
+    login, named = person(request.scope), named_by_proxy(request)
+    return login if login is None or named in {None, login.name} else None
+
+
+def named_by_proxy(request: Request) -> str | None:
+    """The account that a trusted proxy names; None if there is no such proxy, or it names nobody."""
+    proxy: SignOn | None = request.app.state.sign_on
+    return None if proxy is None else proxy.account(request)
+
+
+@dataclass(frozen=True, slots=True)
+class SignOn:
+    """A proxy in front of this server that knows who asks, and says so in a header."""
+
+    header: str
+    trusted: Collection[IPv4Network | IPv6Network]
+
+    def account(self, request: Request) -> str | None:
+        """Whom it names, in a request that it has passed on itself."""
+        if request.client is None:
+            return None
+        try:
+            peer = ip_address(request.client.host)
+        except ValueError:
+            return None
+        given = request.headers.getlist(self.header)
+        return given[0].strip() or None if len(given) == 1 and any(peer in one for one in self.trusted) else None
+
+
+def sorry(request: Request, said: str) -> Response:
+    """A page that says why nothing can be shown now; it asks again by itself."""
+    answer = message(request, said, status=503)
+    if request.method == "GET":
+        answer.headers["refresh"] = "5"
+    return answer
 
 
 def account_of(request: Request) -> Account:
@@ -87,16 +139,6 @@ def caller_of(request: Request) -> Caller:
 def csrf_of(secret: str) -> str:
     """What the forms of a login bring. Whoever reads it has no cookie by it."""
     return hmac.new(secret.encode(), b"forms of the console", hashlib.sha256).hexdigest()
-
-
-async def _of_our_page(request: Request) -> bool:
-    # The application has refused an origin that is not this server; browsers leave it out of no POST.
-    if "origin" not in request.headers:
-        return False
-    form = await request.form(max_fields=FORM_FIELDS, max_files=0)
-    given = form.get("csrf")
-    wanted = request.state.csrf
-    return wanted is None or (isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode()))
 
 
 def _to_login(request: Request) -> Response:

@@ -100,7 +100,9 @@ class Changes:
 
     async def _changes(self, request: Request) -> Response:
         wants = {"decisions", *request.query_params.getlist("of")[:10]}
-        return StreamingResponse(self.told(wants), media_type="text/event-stream")
+        # A proxy that collects answers would pass nothing on.
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self.told(wants), media_type="text/event-stream", headers=headers)
 
     async def told(self, wants: Collection[str]) -> AsyncGenerator[bytes]:
         """What a page is told that shows what it `wants`, until it is closed."""
@@ -133,7 +135,8 @@ class Changes:
                     self._tell(BACK)
                     async for events in news:
                         self._tell(*{name for event in events for name in names_of(event)})
-            except StorageError as error:
-                log.warning("open pages of the console are not told of changes: %s", error)
+            except Exception as error:  # all open pages depend on it
+                bug = None if isinstance(error, StorageError) else error
+                log.warning("open pages of the console are not told of changes: %s", error, exc_info=bug)
                 self._tell(AWAY)
             await asyncio.sleep(AGAIN_S)

@@ -12,11 +12,10 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from shellback.console.access import COOKIE, Page, account_of, secret_of
+from shellback.console.access import COOKIE, Page, account_of, login_of, named_by_proxy, secret_of
 from shellback.console.pages import PREFIX, message, page
 from shellback.console.passwords import LONGEST, SHORTEST, Attempts, Busy, Passwords
 from shellback.exec.core.display import visible_line
-from shellback.serving.application import person
 from shellback.storage import accounts
 from shellback.storage.tokens import digest_of
 from shellback.wiring import wiring
@@ -54,42 +53,55 @@ class Entering:
 
     async def _form(self, request: Request) -> Response:
         then = request.query_params.get("next", "")
-        if person(request.scope) is not None:
+        if login_of(request) is not None:
             return RedirectResponse(_local(then), status_code=303)
-        return page(request, "login.html", then=then, said="")
+        if (named := named_by_proxy(request)) is None:
+            return page(request, "login.html", then=then, said="")
+        # Whatever account is in the cookie: the proxy says who asks.
+        answer = await self._entered(request, _name(named), None, then)
+        if answer is not None:
+            return answer
+        log.warning("a login to the console was refused: %s", visible_line(_name(named)))
+        said = f"There is no account {named!r}, whom the proxy names: `shellback users add` makes one."
+        return page(request, "login.html", status=403, then=then, said=said)
 
     async def _log_in(self, request: Request) -> Response:
         form = await request.form()
         name, password, then = (str(form.get(key, "")) for key in ("name", "password", "next"))
-        name = name[:64].replace("\x00", "")
+        name = _name(name)
         if wait_s := self._attempts.begin(name):
             said = f"Too many wrong passwords for this name. Wait {wait_s:.0f} s, or ask for a new link."
             headers = {"retry-after": f"{wait_s:.0f}"}
             return page(request, "login.html", status=429, headers=headers, then=then, said=said)
-        kept = await self._database.read(accounts.password_of, name)
         try:
+            kept = await self._database.read(accounts.password_of, name)
             right = await self._passwords.right(kept, password[:LONGEST])
         except Busy as error:
+            self._attempts.undo(name)
             return page(request, "login.html", status=503, then=then, said=f"There are {error}.")
+        except BaseException:
+            self._attempts.undo(name)
+            raise
         if kept is None or not right:
             log.warning("a login to the console was refused: %s", visible_line(name))
             said = "Name or password is wrong. An operator makes a new link with `shellback users link NAME`."
             return page(request, "login.html", status=403, then=then, said=said)
-        return await self._entered(request, name, kept, then)
-
-    async def _entered(self, request: Request, name: str, kept: str, then: str) -> Response:
         self._attempts.right(name)
+        return await self._entered(request, name, kept, then) or _meanwhile(request)
+
+    async def _entered(self, request: Request, name: str, kept: str | None, then: str) -> Response | None:
+        """Log in, by the password that is `kept` or because the proxy says so; None if there is no such account."""
         program = visible_line(request.headers.get("user-agent", ""))[:200]
 
         def enter(conn: sa.Connection) -> str | None:
             secret = accounts.log_in(conn, name, password=kept, program=program)
             if secret is not None:
-                _audited(conn, "logged_in", name, program)
+                _audited(conn, "logged_in", name, program if kept is not None else f"as the proxy says: {program}")
             return secret
 
         secret = await self._database.write(enter)
         if secret is None:
-            return message(request, "The password was changed meanwhile. Log in with the new one.", status=409)
+            return None
         answer = RedirectResponse(_local(then), status_code=303)
         answer.set_cookie(
             COOKIE, secret, max_age=int(accounts.LOGIN_S), path=PREFIX, secure=self._secure, httponly=True,
@@ -118,7 +130,8 @@ class Entering:
             return self._first(request, invited.name, f"There are {error}.")
         if await self._database.write(accounts.accept, link, kept) is None:
             return _used_up(request)
-        answer = await self._entered(request, invited.name, kept, "")
+        self._attempts.right(invited.name)
+        answer = await self._entered(request, invited.name, kept, "") or _meanwhile(request)
         # After the answer: this browser may still have a login of this account, which has just ended.
         answer.background = BackgroundTask(self._ring)
         return answer
@@ -127,7 +140,7 @@ class Entering:
         return page(request, "first.html", status=400 if said else 200, name=name, said=said, shortest=SHORTEST)
 
     async def _account(self, request: Request) -> Response:
-        login = person(request.scope)
+        login = login_of(request)
         mine = await self._database.read(accounts.logged_in, account_of(request).name)
         return page(request, "account.html", mine=mine, this=login.id if login else "")
 
@@ -157,6 +170,14 @@ class Entering:
 
 def _audited(conn: sa.Connection, event: Event, name: str, reason: str) -> None:
     audit.note(conn, audit.Entry(event=event, done_by=name, surface="console", reason=reason))
+
+
+def _name(given: str) -> str:
+    return given[:64].replace("\x00", "")
+
+
+def _meanwhile(request: Request) -> Response:
+    return message(request, "The password was changed meanwhile. Log in with the new one.", status=409)
 
 
 def _local(then: str) -> str:

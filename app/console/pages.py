@@ -15,19 +15,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from shellback.exec.core.display import age, visible
+from shellback.settings import CONSOLE
 
-PREFIX: Final = "/console"
+PREFIX: Final = CONSOLE
 SECTIONS: Final = [
     ("Waiting", "/"),
     ("Conversations", "/conversations"),
     ("Processes", "/processes"),
     ("Rules", "/rules"),
     ("Audit", "/audit"),
+    ("Costs", "/costs"),
     ("Queue", "/queue"),
     ("Health", "/health"),
 ]
 """The pages that each page leads to, with their paths below `PREFIX`."""
 
+SEARCHED: Final = 200
 CELLS: Final = 500
 """At most so many marks of cells in one text."""
 _MARKDOWN: Final = (
@@ -61,6 +64,11 @@ def stamp(moment: float | None) -> str:
     return "-" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
+def day(moment: float) -> str:
+    """The day of a time of the wall clock, in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime(moment))
+
+
 def path(*parts: str) -> str:
     """The address of a page; each part may hold anything."""
     return "/".join([PREFIX, *(quote(part, safe="") for part in parts)])
@@ -76,6 +84,16 @@ _ENVIRONMENT: Final = jinja2.Environment(
 )  # fmt: skip
 _ENVIRONMENT.filters.update(markdown=markdown, ago=ago, left=left, stamp=stamp, age=age)
 cast("dict[str, Any]", _ENVIRONMENT.globals).update(path=path, prefix=PREFIX, sections=SECTIONS)
+
+
+def asked_for(request: Request) -> str:
+    """The address of a page with all that was asked for, for another look."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def searched(request: Request) -> str:
+    """The text that is searched for."""
+    return request.query_params.get("text", "")[:SEARCHED].replace("\x00", "")
 
 
 def page(

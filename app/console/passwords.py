@@ -75,20 +75,28 @@ class Attempts:
     """How often the password of a name was wrong, whether or not there is such an account."""
 
     def __init__(self) -> None:
-        self._wrong = OrderedDict[str, tuple[int, float]]()
+        self._wrong = OrderedDict[str, tuple[int, float, float]]()
 
     def begin(self, name: str) -> float:
         """Count an attempt as wrong, until `right`; or the seconds that this name has to wait for one."""
-        count, last = self._wrong.get(name, (0, 0.0))
+        count, last, _ = self._wrong.get(name, (0, 0.0, 0.0))
         now = time.monotonic()
         wait_s = last + min(FIRST_S * 2 ** min(count - FREE, 10), MOST_S) - now if count >= FREE else 0.0
         if wait_s > 0:
             return wait_s
-        self._wrong[name] = (count + 1, now)
+        self._wrong[name] = (count + 1, now, last)
         self._wrong.move_to_end(name)
         while len(self._wrong) > NAMES:
             self._wrong.popitem(last=False)
         return 0.0
+
+    def undo(self, name: str) -> None:
+        """Count the last attempt no more: it was not looked at."""
+        count, _, before = self._wrong.get(name, (1, 0.0, 0.0))
+        if count > 1:
+            self._wrong[name] = (count - 1, before, before)
+        else:
+            self.right(name)
 
     def right(self, name: str) -> None:
         """Forget the wrong ones."""

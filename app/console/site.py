@@ -17,7 +17,8 @@ from starlette.routing import Mount as Below
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shellback.console.access import secret_of
+from shellback.console.access import SignOn, secret_of, sorry
+from shellback.console.auditing import Auditing
 from shellback.console.changes import Changes
 from shellback.console.conversations import Conversations
 from shellback.console.entering import Entering
@@ -32,6 +33,7 @@ from shellback.storage.errors import StorageError
 
 if TYPE_CHECKING:
     from shellback.client.local import Local
+    from shellback.settings import Settings
     from shellback.storage.db import Database
     from shellback.wiring.wiring import Place
 
@@ -55,6 +57,9 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
     changes, terminals = Changes(local), Terminals(where)
     there = routes(where, local, changes, terminals, secure=secure)
     app = Starlette(routes=there, exception_handlers={HTTPException: _nothing})
+    # It would name this server as it is called behind a proxy.
+    app.router.redirect_slashes = False
+    app.state.sign_on = _sign_on(where.settings)
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncGenerator[None]:
@@ -65,7 +70,7 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
             await terminals.close()
 
     site = _Site(app, where.database)
-    return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True)
+    return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True, sorry=_away)
 
 
 def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[BaseRoute]:
@@ -76,6 +81,7 @@ def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *
         *Waiting(local).pages(),
         *Conversations(local).pages(),
         *Processes(local).pages(),
+        *Auditing(local).pages(),
         *Records(local).pages(),
         *terminals.pages(),
         Below(f"{PREFIX}/static", StaticFiles(directory=STATIC)),
@@ -109,6 +115,16 @@ class _Site:
 def _live(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     return "hx-request" in headers or "text/event-stream" in headers.get("accept", "")
+
+
+def _sign_on(settings: Settings) -> SignOn | None:
+    return SignOn(settings.auth_proxy_header, settings.proxies) if settings.auth_proxy_header else None
+
+
+def _away(scope: Scope) -> Response:
+    answer = sorry(Request(scope), "The database does not answer. Nothing was done. This page tries again by itself.")
+    answer.headers.update(HEADERS | {"cache-control": "no-store"})
+    return answer
 
 
 async def _nothing(request: Request, error: Exception) -> Response:

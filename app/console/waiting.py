@@ -1,25 +1,39 @@
-"""The first page: what waits for a person."""
+"""The first page: what waits for a person, and what was decided lately."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from shellback.client.deciding import DAYS, Deciding, editable, edited
 from shellback.client.facts import Approval
+from shellback.client.operations import Asking
 from shellback.console.access import Page, caller_of
-from shellback.console.pages import PREFIX, page
+from shellback.console.pages import PREFIX, page, path
+from shellback.exec.core.display import label
+from shellback.exec.policy.rules.remember import DAYS_MAX
 from shellback.work.approvals import approvals, showing
-from shellback.work.errors import InvalidRequest
+from shellback.work.errors import ApprovalRefused, InvalidRequest
+from shellback.work.queue import mailbox
 
 if TYPE_CHECKING:
     from shellback.client.local import Local
+    from shellback.exec.policy.rules.rule import Rule
+
+T = TypeVar("T")
 
 LISTED: Final = 30
 """So many requests are on the page. Others come up as these are decided."""
 WHOLE_CHARS: Final = 1_500
 """A longer request is decided on its own page, which shows all of it."""
+LATELY_S: Final = 3_600.0
+"""So long a decision is on the first page, and so long rules that were shown can be saved."""
+LATELY: Final = 5
 
 
 class Waiting:
@@ -29,22 +43,35 @@ class Waiting:
         self._local = local
 
     def pages(self) -> list[Page]:
-        """The routes."""
+        """The routes. A rule decides about calls that nobody has seen, so it needs the role that may do most."""
         return [
+            Page("", self._first, role="viewer"),
             Page("/", self._waiting, role="viewer"),
             Page("/requests/{id}", self._one, role="viewer"),
             Page("/requests/{id}/approve", self._approve, role="approver", method="POST"),
             Page("/requests/{id}/deny", self._deny, role="approver", method="POST"),
+            Page("/requests/{id}/change", self._change_form, role="approver"),
+            Page("/requests/{id}/change", self._change, role="approver", method="POST"),
+            Page("/requests/{id}/rule", self._rule, role="operator"),
+            Page("/requests/{id}/rule", self._remember, role="operator", method="POST"),
         ]
 
+    async def _first(self, request: Request) -> Response:  # noqa: ARG002 - as of all pages
+        return RedirectResponse(f"{PREFIX}/", status_code=303)
+
     async def _waiting(self, request: Request) -> Response:
-        found: list[Approval] = await self._local.ask("approvals", {}, caller_of(request))
-        return page(request, "waiting.html", found=[told(one) for one in found[:LISTED]], total=len(found))
+        caller = caller_of(request)
+        found: list[Approval] = await self._local.ask("approvals", {}, caller)
+        lately = await self._local.within(caller, _lately)
+        cards = [told(one) for one in found[:LISTED]]
+        return page(request, "waiting.html", found=cards, total=len(found), lately=lately)
 
     async def _one(self, request: Request) -> Response:
-        given = {"id": request.path_params["id"]}
-        found: Approval = await self._local.ask("approval", given, caller_of(request))
-        return page(request, "request.html", one=told(found) | {"whole": True})
+        return page(request, "request.html", one=await self._told(request))
+
+    async def _told(self, request: Request) -> dict[str, Any]:
+        found: Approval = await self._local.ask("approval", {"id": request.path_params["id"]}, caller_of(request))
+        return told(found) | {"whole": True}
 
     async def _approve(self, request: Request) -> Response:
         form = await request.form()
@@ -55,12 +82,92 @@ class Waiting:
         return await self._decided(request, "deny", {"reason": str(form.get("reason", "")) or None})
 
     async def _decided(self, request: Request, decision: Literal["approve", "deny"], how: dict[str, Any]) -> Response:
-        form = await request.form()
-        if not (digest := str(form.get("digest", ""))):
-            raise InvalidRequest("the digest of the request is missing: decide on the page that shows the request")
+        digest = await _digest(request)
         given = {"id": request.path_params["id"], "digest": digest, **how}
         await self._local.ask(decision, given, caller_of(request))
         return RedirectResponse(f"{PREFIX}/", status_code=303)
+
+    async def _change_form(self, request: Request) -> Response:
+        one = await self._told(request)
+        return page(request, "change.html", one=one, text=editable(one["request"]))
+
+    async def _change(self, request: Request) -> Response:
+        form, digest = await request.form(), await _digest(request)
+        text = str(form.get("text", "")).replace("\r\n", "\n")
+        one = (await self._told(request))["request"]
+
+        def change(deciding: Deciding) -> object:
+            return deciding.propose(one, edited(one, text), digest=digest)
+
+        await self._deciding(request, change)
+        return RedirectResponse(path("requests", one.id), status_code=303)
+
+    async def _rule(self, request: Request) -> Response:
+        one, at = await self._told(request), time.time()
+        days, everywhere = _how(request.query_params.get)
+        wanted = one["request"]
+        rules = await self._deciding(
+            request, lambda deciding: deciding.rules(wanted, everywhere=everywhere, days=days, at=at)
+        )
+        lines = [rule.described() for rule in rules]
+        return page(
+            request, "rule.html", one=one, rules=lines, days=days, most=DAYS_MAX, everywhere=everywhere,
+            at=at, seen=_seen(rules),
+        )  # fmt: skip
+
+    async def _remember(self, request: Request) -> Response:
+        form, digest = await request.form(), await _digest(request)
+        days, everywhere = _how(lambda name: str(form.get(name, "")))
+        one = (await self._told(request))["request"]
+        try:
+            at = float(str(form.get("at", "")))
+        except ValueError:
+            at = 0.0
+
+        def remember(deciding: Deciding) -> object:
+            rules = deciding.rules(one, everywhere=everywhere, days=days, at=at)
+            if not time.time() - LATELY_S < at <= time.time() or form.get("seen") != _seen(rules):
+                raise ApprovalRefused("the rules are not those that were shown any more; look at them again")
+            return deciding.approve(one.id, digest=digest, rules=rules)
+
+        await self._deciding(request, remember)
+        return RedirectResponse(f"{PREFIX}/rules", status_code=303)
+
+    async def _deciding(self, request: Request, function: Callable[[Deciding], T]) -> T:
+        """What a function returns that decides as the account of the request, in a thread."""
+
+        def decide(at: Asking) -> T:
+            return function(Deciding(where=at.where, enqueuer=at.enqueuer, by=at.caller.by, surface=at.caller.surface))
+
+        return await self._local.within(caller_of(request), decide)
+
+
+async def _digest(request: Request) -> str:
+    """The digest of what was shown; without one, nothing is decided."""
+    if digest := str((await request.form()).get("digest", "")):
+        return digest
+    raise InvalidRequest("the digest of the request is missing: decide on the page that shows the request")
+
+
+def _how(given: Callable[[str], str | None]) -> tuple[int, bool]:
+    """How long a rule holds, in days, and whether everywhere."""
+    days = given("days") or ""
+    wanted = int(days) if days.isdecimal() and len(days) < 9 else DAYS
+    return min(max(wanted, 1), DAYS_MAX), given("everywhere") == "yes"
+
+
+def _seen(rules: Sequence[Rule]) -> str:
+    """What is the same only for rules that read the same."""
+    return hashlib.sha256("\n".join(rule.described() for rule in rules).encode()).hexdigest()
+
+
+def _lately(at: Asking) -> list[dict[str, Any]]:
+    found = at.where.database.read_now(approvals.decided_last, since=time.time() - LATELY_S, limit=LATELY)
+    # A call that was approved is used in a moment, which is no news here.
+    return [
+        {"of": one, "state": "approved" if one.state == "used" else one.state, "what": label(showing.headline(one))}
+        for one in found
+    ]
 
 
 def told(one: Approval) -> dict[str, Any]:
@@ -70,10 +177,12 @@ def told(one: Approval) -> dict[str, Any]:
     whole = sum(map(len, (*lines, *details))) <= WHOLE_CHARS
     return {
         "of": one,
+        "request": request,
         "lines": lines,
         "details": details,
         "first": lines if whole else "\n".join(lines)[:WHOLE_CHARS].split("\n"),
         "whole": whole,
         "for_session": one.state == "pending" and approvals.why_not_for_session(request) is None,
         "of_call": request.of_call,
+        "changes": request.of_call and mailbox.driver_of(request.turn_id) == mailbox.AGENT,
     }

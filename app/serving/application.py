@@ -67,7 +67,7 @@ class Mount:
     """What answers the requests below a path; `running` is entered before the first one and left after the last.
 
     Credentials of another `kind` are refused. `secret` finds one in the headers of a request. `open`: a request
-    without one in force is let in too, as that of nobody.
+    without one in force is let in too, as that of nobody. `sorry` answers while the database does not.
     """
 
     path: str
@@ -76,6 +76,9 @@ class Mount:
     running: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext
     secret: Callable[[Headers], str | None] = in_header
     open: bool = False
+    sorry: Callable[[Scope], Response] = lambda _: refusal(
+        503, "the database does not answer; nothing was done", "repeat the request"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +171,7 @@ class Application:
                 found = None if secret is None else await self._access.credential(use)
             except StorageError as error:
                 log.warning("a token cannot be looked up: %s", error)
-                answer = refusal(503, "the database does not answer; nothing was done", "repeat the request")
-                await answer(scope, receive, send)
+                await _closing(mount.sorry(scope))(scope, receive, send)
                 return
             if mount.open and (found is None or found.state != "active" or found.kind != mount.kind):
                 await self._admitted(mount, None, nobodys, scope, receive, send)

@@ -157,10 +157,13 @@ def remove(conn: sa.Connection, name: str) -> None:
     log_out(conn, name)
 
 
-def log_in(conn: sa.Connection, name: str, *, password: str, program: str) -> str | None:
-    """Make a login; returns its secret. None if the hash of the account's password is not this one any more."""
+def log_in(conn: sa.Connection, name: str, *, password: str | None, program: str) -> str | None:
+    """Make a login; returns its secret. None if the hash of the account's password is not this one any more.
+
+    With None as `password` somebody else has proved who it is; then None is returned if there is no such account.
+    """
     row = rows.lock_row(conn, accounts, name)
-    if row is None or row["password"] != password:
+    if row is None or password not in {None, row["password"]}:
         return None
     now, mine = rows.now(conn), logins.c.account == name
     conn.execute(sa.delete(logins).where(sa.or_(logins.c.created_at < now - LOGIN_S, logins.c.used_at < now - IDLE_S)))

@@ -105,6 +105,10 @@ turns: Final = sa.Table(
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of the sender
+    # What the model was asked, of an ended turn that asked it.
+    sa.Column("requests", sa.Integer),
+    sa.Column("tokens_in", sa.BigInteger),
+    sa.Column("tokens_out", sa.BigInteger),
     # Not a partial index: SQLAlchemy would load both dialects for it, which slows short commands.
     sa.Index("ix_turns_outcome_conversation_id", "outcome", "conversation_id"),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shellback.exec.wire import crashpoints
 from shellback.log import process_wide
-from shellback.settings import Settings, plain_environment, words
+from shellback.settings import CONSOLE, Settings, plain_environment, words
 from shellback.wiring import agency, supervision
 
 if TYPE_CHECKING:
@@ -198,16 +198,16 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     """The outbox of notices and their senders: none, unless settings name a target."""
     from shellback.work.notices.notifier import notifying
 
-    url, command = where.settings.notify_webhook, where.settings.notify_command
-    argv = words(command) if command else ()
-    # Not a bound method: which values are secret is looked up for each notice.
+    settings = where.settings
     return notifying(
         where.database,
-        url,
-        argv,
+        settings.notify_webhook,
+        words(settings.notify_command) if settings.notify_command else (),
         plain_environment(),
         platform.node(),
+        # Not a bound method: which values are secret is looked up for each notice.
         lambda text: where.mask.hide_text(text),  # noqa: PLW0108
+        console=f"{settings.console_url}{CONSOLE}" if settings.console_url else "",
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -247,6 +249,28 @@ def test_the_recording_of_a_terminal_is_a_file_of_the_console(on_stage: Started,
     header, *events = map(json.loads, answer.text.splitlines())
     assert header["version"] == 3
     assert [data for _, code, data in events if code == "o"] == ["here\r\n"]
+
+
+def test_all_of_an_output_is_searched_and_downloaded_as_it_is_shown(on_stage: Started, eve: Visitor) -> None:
+    token = f"ghp_{'a1B2' * 9}"
+    session = on_stage.start(f"echo 'Needle \x1b[1m{token}'; seq 1 200000; echo 'the last needle'", pty=False)
+    on_stage.ended(session)
+    whole = eve.get(f"/processes/{session.id}/log")
+    assert whole.headers["content-disposition"] == f'attachment; filename="{session.id}.log"'
+    first, *numbers, last = whole.text.splitlines()
+    assert numbers == [str(number) for number in range(1, 200_001)]
+    assert (first[:7], last) == ("Needle ", "the last needle")
+    assert token not in first
+    assert "\x1b" not in first
+    page = eve.get(f"/processes/{session.id}", params={"text": "NEEDLE"}).text
+    found = re.search(r'<pre class="found"[^>]*>(.*?)</pre>', page, re.DOTALL)
+    assert found is not None
+    assert html.unescape(found[1]).splitlines() == [first, last]
+    many = eve.get(f"/processes/{session.id}", params={"text": "9"}).text
+    assert "Lines with it in the last 16 MiB: 200, or more" in many
+    none = eve.get(f"/processes/{session.id}", params={"text": "<nothing>"}).text
+    assert "Lines with it in the last 16 MiB: 0." in none
+    assert eve.get("/processes/none/log").status_code == 404
 
 
 STATIC = Path(__file__).parents[2] / "app/console/static"

@@ -71,31 +71,40 @@
     return mine;
   });
 
-  const events = new EventSource(`${at}/output`);
+  let events = null;
   const on = (kind, act) => events.addEventListener(kind, (event) => act(JSON.parse(event.data)));
-  on("hello", (told) => { viewer = told.viewer; if (button) button.disabled = false; });
-  on("state", (told) => {
-    state = told;
-    if (told.rows !== term.rows || told.cols !== term.cols) term.resize(told.cols, told.rows);
-    hold(told.mine);
-    tell();
-  });
-  on("fresh", ({ text, skipped }) => {
-    note = skipped ? `Skipped ${skipped} characters, because there was too much output; this is the newest.` : note;
-    term.reset();
-    term.write(text);
-    tell();
-  });
-  on("output", ({ text }) => term.write(text));
-  on("end", ({ said: how, again }) => {
-    hold(false);
-    if (button) button.disabled = true;
-    state.typing = null;
-    note = again ? `${how}. It is tried again.` : `The process ${how}.`;
-    tell();
-    if (!again) events.close();
-  });
-  events.addEventListener("error", () => { hold(false); if (button) button.disabled = true; });
+  const connect = () => {
+    events = new EventSource(`${at}/output`);
+    on("hello", (told) => { viewer = told.viewer; if (button) button.disabled = false; });
+    on("state", (told) => {
+      state = told;
+      if (told.rows !== term.rows || told.cols !== term.cols) term.resize(told.cols, told.rows);
+      hold(told.mine);
+      tell();
+    });
+    on("fresh", ({ text, skipped }) => {
+      note = skipped ? `Skipped ${skipped} characters, because there was too much output; this is the newest.` : note;
+      term.reset();
+      term.write(text);
+      tell();
+    });
+    on("output", ({ text }) => term.write(text));
+    on("end", ({ said: how, again }) => {
+      hold(false);
+      if (button) button.disabled = true;
+      state.typing = null;
+      note = again ? `${how}. It is tried again.` : `The process ${how}.`;
+      tell();
+      if (!again) events.close();
+    });
+    events.addEventListener("error", () => {
+      hold(false);
+      if (button) button.disabled = true;
+      // After an answer that is no stream, the browser itself tries no more.
+      if (events.readyState === EventSource.CLOSED) setTimeout(connect, 5000);
+    });
+  };
+  connect();
   addEventListener("pagehide", () => events.close());
   place.terminal = term;
 })();

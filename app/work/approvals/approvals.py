@@ -130,6 +130,13 @@ def find(
     return [Request(**row) for row in conn.execute(query).mappings()]
 
 
+def decided_last(conn: sa.Connection, *, since: float, limit: int) -> list[Request]:
+    """Requests that a person has decided since then, or that have expired, the last one first."""
+    settled = (approvals.c.decided_at >= since, approvals.c.state.not_in(["pending", "changed"]))
+    query = sa.select(approvals).where(*settled).order_by(approvals.c.decided_at.desc()).limit(limit)
+    return [Request(**row) for row in conn.execute(query).mappings()]
+
+
 def decide(  # noqa: PLR0913 - what a decision is
     conn: sa.Connection,
     enqueuer: Enqueuer,

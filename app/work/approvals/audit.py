@@ -101,14 +101,15 @@ def find(
     conversation_id: str | None = None,
     events: tuple[str, ...] = (),
     since: float | None = None,
+    by: str | None = None,
     after: int = 0,
     before: int | None = None,
 ) -> list[Entry]:
     """Rows with an id above `after`, oldest first, or below `before`, newest first.
 
-    Filtered by conversation, events and time if given.
+    Filtered by conversation, events, time and who did it if given.
     """
-    which = given((audit.c.conversation_id, conversation_id))
+    which = given((audit.c.conversation_id, conversation_id), (audit.c.done_by, by))
     query = sa.select(audit).where(audit.c.id > after, *which).limit(PAGE)
     query = query.order_by(audit.c.id) if before is None else query.order_by(audit.c.id.desc())
     if before is not None:

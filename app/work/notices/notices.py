@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -31,11 +32,13 @@ ERROR_CHARS: Final = 500
 class Outbox:
     """Writes notices. `host` is the name of this machine; with `on` false nothing is written.
 
-    The text of a notice is escaped for a terminal, and cut if it is long; `approval` has the whole call.
+    `console` is the address of the console, as people open it; with one, a notice has a link to what it is about. The
+    text of a notice is escaped for a terminal, and cut if it is long; `approval` has the whole call.
     """
 
     host: str = ""
     on: bool = False
+    console: str = ""
     ring: Callable[[], None] = lambda: None
     """Called after a transaction that may have written a notice."""
 
@@ -57,6 +60,7 @@ class Outbox:
             "conversation": conversation_id,
             "text": _cut(visible(text)),
             "approval": approval,
+            "link": self._link(conversation_id, approval),
             "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
             "host": self.host,
         }
@@ -69,6 +73,12 @@ class Outbox:
             "due_at": now,
         }
         insert_new(conn, notices, row)
+
+    def _link(self, conversation_id: str, approval: dict[str, Any] | None) -> str | None:
+        if not self.console:
+            return None
+        page = f"requests/{approval['id']}" if approval else f"conversations/{quote(conversation_id, safe='')}"
+        return f"{self.console}/{page}"
 
 
 SILENT: Final = Outbox()

@@ -222,10 +222,11 @@ def notifying(
     env: Mapping[str, str],
     host: str,
     hide: Callable[[str], str],
+    console: str = "",
 ) -> tuple[Outbox, tuple[Notifier, ...]]:
     """The outbox of this host, and its notifier if a URL or command is configured."""
     target = Webhook(url) if url else Command(command, env) if command else None
     if target is None:
         return SILENT, ()
     notifier = Notifier(database, target, hide)
-    return Outbox(host=host, on=True, ring=notifier.ring), (notifier,)
+    return Outbox(host=host, on=True, console=console, ring=notifier.ring), (notifier,)

@@ -50,9 +50,23 @@ def directories_below(conn: sa.Connection, root: str) -> set[str]:
     return set(conn.execute(sa.select(path).where(path.startswith(f"{root}/", autoescape=True))).scalars())
 
 
-def look(conn: sa.Connection, limit: int) -> list[Standing]:
-    """The conversations that were active last, the last one first."""
-    return [Standing(**row) for row in conn.execute(_query(_active().limit(limit))).mappings()]
+def look(conn: sa.Connection, limit: int, *, with_text: str = "") -> list[Standing]:
+    """The conversations that were active last, the last one first.
+
+    Only those `with_text` in their name, in an answer or in a message of a person, in small or capital letters.
+    """
+    active = _active()
+    if with_text:
+        active = active.where(_has(with_text))
+    return [Standing(**row) for row in conn.execute(_query(active.limit(limit))).mappings()]
+
+
+def _has(text: str) -> sa.ColumnElement[bool]:
+    its = conversations.c.id
+    said, answered = mailbox.c.payload["text"].as_string(), turns.c.answer
+    mail = mailbox.c.conversation_id == its, mailbox.c.kind == "message", said.icontains(text, autoescape=True)
+    answer = turns.c.conversation_id == its, answered.icontains(text, autoescape=True)
+    return sa.or_(its.icontains(text, autoescape=True), sa.exists().where(*answer), sa.exists().where(*mail))
 
 
 def one(conn: sa.Connection, conversation_id: str) -> Standing | None:

@@ -6,14 +6,14 @@ Neither is a recorded step. A replay begins with what the first execution found,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
-from pydantic_ai.messages import SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, SystemPromptPart, UserPromptPart
 
 from shellback.exec.core.model import SessionId
 from shellback.exec.wire.crashpoints import reach
@@ -111,6 +111,24 @@ def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a turn has asked its model for; the names are those of the columns."""
+
+    requests: int
+    tokens_in: int
+    tokens_out: int
+
+
+def spent_in(messages: Iterable[ModelMessage]) -> Spent:
+    """What the messages that a turn has added say about it."""
+    answers = [one for one in messages if isinstance(one, ModelResponse)]
+    tokens = [(one.usage.input_tokens, one.usage.output_tokens) for one in answers]
+    return Spent(
+        requests=len(answers), tokens_in=sum(one for one, _ in tokens), tokens_out=sum(one for _, one in tokens)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
     """What a turn leaves behind. `answer` is for the person; None while calls wait for approval.
 
@@ -131,6 +149,7 @@ class Closing:
     heard: frozenset[int] = field(default_factory=frozenset[int])
     events: Sequence[stream.Noted] = ()
     """What the turn has told and not written yet."""
+    spent: Spent | None = None
     ttl_s: float = 3600.0
     pending_limit: int = asking.PENDING
     outbox: Outbox = SILENT
@@ -181,7 +200,8 @@ def close(
     if closing.outcome != "nothing":
         change(conn, conversations, closing.conversation_id, failures=0)
     said = {"answer": _stored(closing.answer), "error": _stored(closing.error)}
-    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, begun=None, ended_at=time.time())
+    spent: dict[str, Any] = {} if closing.spent is None else asdict(closing.spent)
+    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, **spent, begun=None, ended_at=time.time())
     if closing.answer is not None:
         kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})

@@ -42,7 +42,17 @@ from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter, Workspace
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn.claims import Wakes
-from shellback.work.turn.closing import Begun, Closed, Closing, Shows, TurnStore, close, enter, shows_nothing
+from shellback.work.turn.closing import (
+    Begun,
+    Closed,
+    Closing,
+    Shows,
+    TurnStore,
+    close,
+    enter,
+    shows_nothing,
+    spent_in,
+)
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, nothing_waits, notice
@@ -236,6 +246,7 @@ class TurnRunner:
             proposed = await self._proposed(deps.conversation_id, result.all_messages(), output.approvals)
         store.closing = await self._closing(
             deps,
+            result.new_messages(),
             outcome="pending_approval" if proposed else "answered",
             answer=None if proposed else answer_text(output),
             proposed=proposed,
@@ -258,16 +269,17 @@ class TurnRunner:
         if not stopped:
             log.warning("turn answered with an error: %s", text)
         said = None if stopped else f"{type(error).__name__}: {error}"[:4_000]
-        store.closing = await self._closing(deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
         before = len(conversation.messages)
         new = messages[before:] if len(messages) > before else []
+        outcome = "stopped" if stopped else "failed"
+        store.closing = await self._closing(deps, new, outcome=outcome, answer=text, error=said)
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
         await store.save(conversation)
         return store.closed
 
-    async def _closing(self, deps: TurnDeps, **more: Any) -> Closing:
-        """The closing of a turn whose agent has run."""
+    async def _closing(self, deps: TurnDeps, added: Sequence[ModelMessage], **more: Any) -> Closing:
+        """The closing of a turn whose agent has run, and has added these messages."""
         await self.recorded(deps.conversation_id)
         events = await self.telling.rest(deps.turn_id, deps.epoch) if self.telling else ()
         return Closing(
@@ -278,6 +290,7 @@ class TurnRunner:
             read=tuple(deps.read),
             heard=frozenset(letter.id for letter in deps.letters),
             events=events,
+            spent=spent_in(added),
             **more,
         )
 

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import hashlib
+import html
+import io
+import json
 import re
 import threading
+import time
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 import sqlalchemy as sa
 from starlette.routing import BaseRoute
 from starlette.routing import Mount as Below
 
+from shellback.client.deciding import edited
 from shellback.client.local import Local
 from shellback.console import site
 from shellback.console.access import COOKIE, Page
 from shellback.console.changes import Changes
 from shellback.console.pages import markdown
-from shellback.console.passwords import FREE
+from shellback.console.passwords import FREE, Attempts
 from shellback.console.terminal import Terminals
-from shellback.storage import accounts, sessions, tables
+from shellback.settings import Settings, SettingsError
+from shellback.storage import accounts, rules, sessions, tables
 from shellback.storage.accounts import ROLES, Role
-from shellback.work.approvals import approvals
+from shellback.work.approvals import approvals, audit
+from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
 from shellback.work.queue.stream import Event
 from tests.commands import facts, shellback, told
@@ -226,8 +234,8 @@ def test_a_decision_is_the_accounts_and_holds_for_what_was_shown_only(
     assert late.status_code == 409
     assert "denied already by the-approver" in late.text
     gone = person.get("/").text
-    assert "make one" not in gone
-    assert "make two" not in gone
+    assert first.digest not in gone
+    assert second.digest not in gone
 
 
 def test_a_long_request_is_decided_where_all_of_it_is_shown(place: Stage, people: dict[Role, Visitor]) -> None:
@@ -239,6 +247,80 @@ def test_a_long_request_is_decided_where_all_of_it_is_shown(place: Stage, people
     assert "x end" in whole
     assert f"/requests/{long.id}/approve" in whole
     assert person.post(f"/requests/{long.id}/deny", digest=long.digest).status_code == 303
+
+
+def told_to_save(page: str) -> dict[str, str]:
+    """The hidden fields of the form that saves a rule."""
+    return dict(re.findall(r'name="(digest|at|seen|days|everywhere)" value="([^"]*)">', page))
+
+
+def test_a_rule_is_saved_as_it_was_shown_with_the_decision_and_can_be_revoked(
+    place: Stage, people: dict[Role, Visitor]
+) -> None:
+    request, person = asked(place, "ruled", "touch ruled"), people["operator"]
+    path = f"/requests/{request.id}/rule"
+    assert f'href="/console{path}"' in person.get("/").text
+    assert f'href="/console{path}"' not in people["approver"].get("/").text
+    page = person.get(f"{path}?days=7").text
+    form = told_to_save(page)
+    assert "allow exactly `touch ruled`" in page
+    for changed in ({"seen": "0" * 64}, {"days": "8"}, {"everywhere": "yes"}, {"at": "1"}, {"at": "nan"}, {"at": ""}):
+        refused = person.post(path, **form | changed)
+        assert refused.status_code == 409
+        assert "look at them again" in refused.text
+    assert person.post(path, **form | {"digest": "f" * 64}).status_code == 409
+    assert person.post(path, **form | {"digest": ""}).status_code == 400
+    assert place.read(approvals.get, request.id).state == "pending"
+    assert not place.read(rules.find)
+    assert person.post(path, **form).headers["location"] == "/console/rules"
+    (saved,) = place.read(rules.find)
+    assert saved.rule.described() in html.unescape(page)
+    assert saved.rule.owner == "the-operator"
+    decided = place.read(approvals.get, request.id)
+    assert (decided.state, decided.decided_by, decided.surface) == ("approved", "the-operator", "console")
+    revoke = f"/rules/{saved.rule.id}/revoke"
+    assert f'action="/console{revoke}"' in person.get("/rules").text
+    assert f'action="/console{revoke}"' not in people["approver"].get("/rules").text
+    assert person.post(revoke).status_code == 303
+    assert not place.read(rules.find)
+    assert "revoked by the-operator" in person.get("/rules").text
+    noted = place.read(audit.find, events=("rule_added", "rule_revoked"), by="the-operator")
+    assert [(one.event, one.surface) for one in noted] == [("rule_added", "console"), ("rule_revoked", "console")]
+    assert person.post("/rules/none/revoke").status_code == 400
+
+
+def test_what_cannot_be_remembered_is_said_and_what_only_a_client_can_change_is_refused(
+    place: Stage, people: dict[Role, Visitor]
+) -> None:
+    request, person = asked(place, "unruled", "make x > y"), people["operator"]
+    said = person.get(f"/requests/{request.id}/rule")
+    assert (said.status_code, "cannot be remembered" in said.text) == (400, True)
+    assert f"/requests/{request.id}/change" not in person.get("/").text
+    other = person.post(f"/requests/{request.id}/change", digest="f" * 64, text="make y")
+    assert (other.status_code, "has changed since you saw it" in other.text) == (409, True)
+    refused = person.post(f"/requests/{request.id}/change", digest=request.digest, text="make y")
+    assert (refused.status_code, "deny it with a reason" in refused.text) == (409, True)
+    assert person.post(f"/requests/{request.id}/deny", digest=request.digest).status_code == 303
+
+
+UNCHANGED: Final = (
+    "printf '\\x41' > a", "echo 'two\nlines'\n", "\necho begins with a newline", "echo \x1b[2J \u202e &lt;"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", UNCHANGED)
+def test_a_call_that_is_proposed_as_the_form_has_it_is_the_same_call(
+    place: Stage, people: dict[Role, Visitor], command: str
+) -> None:
+    request = asked(place, "same", command, key=str(UNCHANGED.index(command)))
+    place.change(sa.update(_asks).where(_asks.c.id == request.id).values(turn_id="of an agent"))
+    page = people["approver"].get(f"/requests/{request.id}/change").text
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+    found = re.search(r"<textarea[^>]*>\n(.*)</textarea>", page, re.DOTALL)
+    assert found is not None
+    assert edited(request, html.unescape(found[1])) == request.args
+    place.decide(request, "denied")
 
 
 class Stream:
@@ -276,7 +358,9 @@ def test_an_open_page_is_told_of_a_decision_that_was_made_elsewhere(
     assert "make elsewhere" in people["viewer"].get("/").text
     assert told(place, "approvals", "deny", request.id).returncode == 0
     stream.wait_for("event: decisions")
-    assert "make elsewhere" not in people["viewer"].get("/").text
+    now = people["viewer"].get("/").text
+    assert f"/requests/{request.id}/approve" not in now
+    assert re.search(rf'id="decided-{request.id}">.*denied by [^<]+ through cli</a> <code>make elsewhere</code>', now)
     assert "denied by" in people["viewer"].get(f"/requests/{request.id}").text
 
 
@@ -417,6 +501,174 @@ def test_a_person_who_is_logged_in_sets_a_new_password_in_the_same_browser(place
     entered = person.post(link, password=PASSWORD[::-1], again=PASSWORD[::-1])
     assert entered.status_code == 303, entered.text
     assert person.get("/").status_code == 200
+
+
+def test_a_login_form_that_is_sent_after_another_tab_has_logged_in_logs_in(crowd: Crowd) -> None:
+    person = crowd.person("two-tabs", "viewer")
+    assert person.enter("two-tabs").headers["location"] == "/console/"
+
+
+@pytest.fixture
+def behind_proxy(place: Stage) -> Generator[Crowd]:
+    named = "10.0.0.0/8, 127.0.0.1"
+    with (
+        served(place, AUTH_PROXY_HEADER="X-Forwarded-User", AUTH_PROXY_FROM=named) as server,
+        contextlib.closing(Crowd(place, server)) as made,
+    ):
+        yield made
+
+
+def test_whom_a_trusted_proxy_names_is_logged_in_if_there_is_such_an_account(place: Stage, behind_proxy: Crowd) -> None:
+    proxied = f"proxied-{place.where.database.dialect}"
+    for name in (proxied, "somebody-else"):
+        place.write(accounts.add, name, role="viewer", owner="test")
+    person = behind_proxy.browser(**{"x-forwarded-user": proxied})
+    to_login = person.get("/rules")
+    assert to_login.headers["location"] == "/console/login?next=%2Fconsole%2Frules"
+    assert person.get("/login?next=%2Fconsole%2Frules").headers["location"] == "/console/rules"
+    assert proxied in person.get("/account").text
+    noted = place.read(audit.find, events=("logged_in",), by=proxied)
+    assert [str(one.reason)[:18] for one in noted] == ["as the proxy says:"]
+    # The proxy knows better than the cookie who is at the browser now.
+    person.web.headers["x-forwarded-user"] = "somebody-else"
+    assert person.get("/account").status_code == 303
+    person.get("/login")
+    assert "somebody-else" in person.get("/account").text
+    unknown = behind_proxy.browser(**{"x-forwarded-user": "no-such\x7faccount"}).get("/login")
+    assert (unknown.status_code, "There is no account" in unknown.text) == (403, True)
+    assert behind_proxy.browser().get("/login").status_code == 200
+    both = behind_proxy.browser().web.get("/console/login", headers=[("x-forwarded-user", proxied)] * 2)
+    assert (both.status_code, "set-cookie" in both.headers) == (200, False)
+
+
+def test_a_header_of_others_than_the_named_proxies_is_nothing(place: Stage, crowd: Crowd) -> None:
+    place.write(accounts.add, f"forged-{place.where.database.dialect}", role="operator", owner="test")
+    headers = {"x-forwarded-user": f"forged-{place.where.database.dialect}"}
+    assert "set-cookie" not in crowd.browser(**headers).get("/login").headers  # it is off by default
+    with (
+        served(place, AUTH_PROXY_HEADER="X-Forwarded-User", AUTH_PROXY_FROM="10.0.0.0/8") as server,
+        contextlib.closing(Crowd(place, server)) as far,
+    ):
+        forged = far.browser(**headers).get("/login")
+        assert (forged.status_code, "set-cookie" in forged.headers) == (200, False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"AUTH_PROXY_HEADER": "X-Forwarded-User"},
+        {"AUTH_PROXY_HEADER": "X User", "AUTH_PROXY_FROM": "127.0.0.1"},
+        {"AUTH_PROXY_FROM": "everywhere"},
+        {"AUTH_PROXY_FROM": "10.0.0.1/8"},
+        {"CONSOLE_URL": "shellback.example.org"},
+        {"CONSOLE_URL": "ftp://shellback.example.org"},
+        {"CONSOLE_URL": "https://shellback.example.org/x"},
+        {"CONSOLE_URL": "https://shellback.example.org?x"},
+    ],
+)
+def test_settings_of_the_console_that_mean_nothing_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(SettingsError):
+        Settings.load(settings)
+
+
+def test_a_notice_leads_to_its_request_after_a_login(place: Stage, crowd: Crowd) -> None:
+    outbox = Outbox(on=True, console=f"{crowd.server.base}/console")
+    request = asked(place, f"noticed-{place.where.database.dialect}", "make noticed", outbox=outbox)
+    place.write(outbox.put, "alarm", request.conversation_id, "x", "something")
+    query = sa.select(tables.notices.c.payload).where(tables.notices.c.conversation_id == request.conversation_id)
+    links = [payload["link"].removeprefix(f"{crowd.server.base}/console") for payload in place.scalars(query)]
+    crowd.person(f"noticed-{place.where.database.dialect}", "approver")
+    person = crowd.browser()
+    for link, shows in zip(links, ("make noticed", "messages"), strict=True):
+        to_login = person.get(link)
+        assert to_login.status_code == 303
+        form = {"name": f"noticed-{place.where.database.dialect}", "password": PASSWORD}
+        then = unquote(to_login.headers["location"].partition("next=")[2])
+        entered = person.web.post("/console/login", data=form | {"next": then})
+        page = person.web.get(entered.headers["location"])
+        assert (page.status_code, shows in page.text) == (200, True)
+        person.post("/logout")
+    assert place.read(approvals.get, request.id).state == "pending"
+    place.decide(request, "denied")
+
+
+def test_the_address_without_a_slash_leads_on_and_names_no_server(crowd: Crowd) -> None:
+    person = crowd.person("no-slash", "viewer")
+    assert person.get("").headers["location"] == "/console/"
+    assert crowd.browser().get("").headers["location"] == "/console/login?next=%2Fconsole"
+    assert person.get("/rules/").status_code == 404
+
+
+def test_a_conversation_is_found_by_its_name_a_message_or_an_answer(place: Stage, people: dict[Role, Visitor]) -> None:
+    place.send("Where is the Größe of 100% of_it?", "asks-something")
+    place.send("nothing to see", "other-talk")
+    turn = sa.select(tables.turns.c.id).where(tables.turns.c.conversation_id == "other-talk").scalar_subquery()
+    place.change(sa.update(tables.turns).where(tables.turns.c.id == turn).values(answer="It is in the Cellar."))
+    names = {"asks-something", "other-talk"}
+    for text, found in (
+        ("größe", {"asks-something"}), ("100% OF_IT", {"asks-something"}), ("1__% of", set[str]()),
+        ("cellar", {"other-talk"}), ("-TALK", {"other-talk"}), ("no such text", set[str]()),
+    ):  # fmt: skip
+        page = people["viewer"].get("/conversations", params={"text": text}).text
+        assert {name for name in names if f">{name}</a>" in page} == found, text
+
+
+def test_the_audit_is_narrowed_and_exported_whole_and_no_cell_is_a_formula(
+    place: Stage, people: dict[Role, Visitor]
+) -> None:
+    first, second = (asked(place, "exported", command, key=key) for command, key in (("=1+1", "1"), ("make b", "2")))
+    for one in (first, second):
+        people["approver"].post(f"/requests/{one.id}/deny", digest=one.digest, reason="@SUM(1)")
+    for event, by in (("denied", "the-approver"), ("asked", "")):
+        query = {"conversation": "exported", "event": event, "by": by}
+        page = people["viewer"].get("/audit", params=query).text
+        assert f"export.csv?event={event}&amp;conversation=exported&amp;by={by}" in page
+        assert page.count("<tr>") == 3
+        lines = people["viewer"].get("/audit/export.jsonl", params=query).text.splitlines()
+        assert [json.loads(line)["request_id"] for line in lines] == [first.id, second.id]
+        rows = [*csv.DictReader(io.StringIO(people["viewer"].get("/audit/export.csv", params=query).text))]
+        assert [row["command"] for row in rows] == ["'=1+1", "make b"]
+        assert {row["reason"] for row in rows} == ({"'@SUM(1)"} if event == "denied" else {""})
+    assert people["viewer"].get("/audit", params={"by": "nobody-at-all"}).text.count("<tr>") == 0
+
+
+def test_the_costs_of_a_conversation_and_of_a_day_are_the_sums_of_its_turns(
+    place: Stage, people: dict[Role, Visitor]
+) -> None:
+    its, now = tables.turns, time.time()
+    begun = now - now % 86_400
+    same = {"item_type": "PROMPT", "priority": 1, "created_at": begun}
+    for number, (name, outcome, at, spent) in enumerate((
+        ("dear", "answered", begun, (2, 1_000_000, 50)), ("dear", "pending_approval", begun + 0.2, (1, 234_567, 7)),
+        ("cheap", "failed", begun, (1, 5, 0)), ("cheap", "busy", begun, (None, None, None)),
+        ("dear", "answered", begun - 86_400, (9, 9, 9)), ("cheap", "answered", begun - 40 * 86_400, (7, 7, 7)),
+    )):  # fmt: skip
+        columns = dict(zip(("requests", "tokens_in", "tokens_out"), spent, strict=True))
+        row = {"id": f"cost-{number}", "conversation_id": name, "outcome": outcome}
+        place.change(sa.insert(its).values(same | row | columns | {"ended_at": at, "started_at": at - 3}))
+    day = time.strftime("%Y-%m-%d", time.gmtime(begun))
+
+    def cells(page: str) -> list[list[str]]:
+        rows = re.findall(r"<tr>((?:<td>.*?</td>)+)", page)
+        return [[html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row)] for row in rows]
+
+    found = cells(people["viewer"].get("/costs").text)
+    assert [day, "2", "3", "1,234,567", "57", "6.0", "dear"] in found
+    assert [day, "1", "1", "5", "0", "3.0", "cheap"] in found
+    only = cells(people["viewer"].get("/costs", params={"conversation": "dear"}).text)
+    assert [row[1:4] for row in only] == [["2", "3", "1,234,567"], ["1", "9", "9"]] * 2
+    place.change(sa.delete(its).where(its.c.id.startswith("cost-")))
+
+
+def test_what_was_not_looked_at_is_no_wrong_password() -> None:
+    attempts = Attempts()
+    for _ in range(FREE - 1):
+        assert attempts.begin("ada") == 0
+    for _ in range(20):
+        assert attempts.begin("ada") == 0
+        attempts.undo("ada")
+    assert attempts.begin("ada") == 0
+    assert attempts.begin("ada") > 0
 
 
 def _kept(place: Stage) -> str:

@@ -107,7 +107,7 @@ async def test_what_fails_twice_is_sent_the_third_time_and_once(database: Databa
         await until("it is sent", lambda: states(database) == [("sent", 3)])
     assert len(receiver.got) == 3
     told = receiver.got[-1]
-    assert set(told) == {"kind", "conversation", "text", "approval", "at", "host"}
+    assert set(told) == {"kind", "conversation", "text", "approval", "link", "at", "host"}
     assert (told["kind"], told["conversation"], told["text"], told["host"]) == ("alarm", "c1", "look here", "here")
     assert found(database)[0].error is None
 
