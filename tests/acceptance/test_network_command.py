@@ -97,6 +97,7 @@ def test_a_rule_denies_a_listed_host_to_a_command_that_runs_and_its_end_lets_it_
         "not_connected", "deny", host,
     )  # fmt: skip
     told(place, "rules", "revoke", rule)
+    assert_refused(shellback(place, "rules", "add", "deny", "--connect", "*.192.0.2.7"), "can never match", "name each")
     assert f"{host} is denied: rule saved {rule}" in place.answer(item)
     assert facts(told(place, "rules", "test", "--connect", host, "--json"))["reason"] == f"[network] lists {host}"
 

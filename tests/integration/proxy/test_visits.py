@@ -120,6 +120,8 @@ async def scene(tmp_path: Path, anyio_backend: str) -> AsyncGenerator[Scene]:
 
     async def visit(accepted: socket.socket) -> None:
         async def resolve(_host: str) -> list[str]:
+            if not found.addresses:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             return found.addresses
 
         with Side(accepted) as client:
@@ -202,6 +204,14 @@ async def test_a_name_with_a_private_address_is_refused_at_each_connection(scene
         scene.addresses = [address]
         assert b"no public address" in await scene.ask(request)
     assert not scene.heard
+    assert not scene.begun
+
+
+async def test_a_name_that_does_not_resolve_is_told_as_unreachable(scene: Scene) -> None:
+    scene.addresses = []
+    answer = await scene.ask(f"GET http://example.org:{scene.web}/ HTTP/1.1\r\nHost: example.org\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 502 ")
+    assert b"example.org cannot be resolved (Name or service not known)" in answer
     assert not scene.begun
 
 
