@@ -24,6 +24,7 @@ from shellback.work.approvals.reception import Reception
 from shellback.work.errors import InvalidRequest
 from tests import sandboxes
 from tests.bound import added, begun, called, connected
+from tests.clients import client, text_of
 from tests.commands import assert_refused, facts, shellback, told
 from tests.podmans import contained
 from tests.stage import Stage, stage
@@ -238,6 +239,14 @@ async def test_a_server_for_one_workspace_has_its_settings_and_takes_up_what_run
         ended = await called(on, calls, "plain", "process_kill", key="k", session_id=run.facts["session_id"])
         assert not ended.failed, ended.texts
     assert {one.conversation_id: one.backend for one in on.sessions()} == {"talk": "bubblewrap", "plain": "host"}
+
+
+async def test_a_client_of_one_workspace_works_by_its_settings(on: Stage) -> None:
+    site = own(on, "site", BOXED)
+    async with client(on, "--workspace", "site") as one:
+        # Only a sandbox lets it run without a person.
+        assert text_of(await one.session.call_tool("execute", {"command": "pwd"})).startswith(f"{site}\n")
+    assert [session.backend for session in on.sessions()] == ["bubblewrap"]
 
 
 async def test_containers_are_those_of_one_workspace_beside_the_host(canned: Stage) -> None:
