@@ -6,8 +6,10 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from shellback.cli.output import undrawn
 from shellback.cli.ps import listed
 from shellback.cli.shared import laid_out
+from shellback.cli.terminal.screen import MARGIN
 from shellback.exec.core.display import age, shown_line, visible_line
 from shellback.exec.core.errors import ExecError
 
@@ -59,9 +61,9 @@ class Overview:
         self._looked = -LOOK_S
 
     def processes(self) -> list[str]:
-        """The table of running processes."""
+        """The table of running processes, without colours, for a place behind the margin."""
         found: Any = listed(self._where, conversation=self._conversation, everything=False, programs=False)
-        return [*laid_out(found)]
+        return [*map(undrawn, laid_out(found, margin=len(MARGIN)))]
 
     def show(self, seat: Seat) -> None:
         """Show the facts, and what grows, if it is time to."""

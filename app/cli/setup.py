@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import itemgetter
@@ -16,6 +17,7 @@ from shellback.cli.shared import (
     CANNOT,
     DONE,
     Refused,
+    columns,
     json_option,
     lists,
     load_settings,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _UNITS: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _LEAST_S: Final = 3600.0
+MARGIN: Final = "      "
 MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
@@ -115,11 +118,19 @@ def checked(found: Sequence[Check]) -> tuple[dict[str, Any], list[str]]:
 
     lines: list[str] = []
     for check in found:
-        lines.append(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
-        lines += [f"      {visible_line(check.remedy)}"] if check.remedy else []
-    lines.append(visible_line(verdict(found)))
+        lines += _rows(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
+        lines += _rows(f"{MARGIN}{visible_line(check.remedy)}") if check.remedy else []
+    lines += _rows(visible_line(verdict(found)))
     fails = any(check.state == "fail" for check in found)
     return {"ok": not fails, "checks": [asdict(check) for check in found]}, lines
+
+
+def _rows(text: str) -> list[str]:
+    """A line of a check, on a terminal in rows that end with a word."""
+    width = columns()
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width, 20), subsequent_indent=MARGIN, break_on_hyphens=False)
 
 
 @click.command()

@@ -366,13 +366,14 @@ def table_of(rows: Iterable[T], columns: Columns[T]) -> Cells:
     ]
 
 
-def laid_out(parts: Iterable[str | Cells]) -> Iterator[str]:
-    """The lines of an answer; names of states in tables are coloured.
+def laid_out(parts: Iterable[str | Cells], *, margin: int = 0) -> Iterator[str]:
+    """The lines of an answer, which leave a `margin` of columns; names of states in tables are coloured.
 
     On a terminal, unless `--wide` is given, ids are as short as is unique, and tables have the columns that fit.
     """
     ctx = click.get_current_context(silent=True)
     width = None if ctx is not None and ctx.meta.get("wide") else columns()
+    width = None if width is None else width - margin
     for part in parts:
         if isinstance(part, str):
             yield part

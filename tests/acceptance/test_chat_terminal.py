@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.commands import PROGRAM, Terminal
+from tests.commands import PROGRAM, Terminal, shellback
 from tests.panes import Pane, pane
 from tests.stage import Stage, stage, staged
 
@@ -284,3 +284,16 @@ def test_a_chat_whose_terminal_is_closed_ends(place: Stage) -> None:
         seat.close()
         assert select.select([gone], [], [], 30.0)[0]
         os.close(gone)
+
+
+def test_processes_are_listed_in_a_chat_in_rows_that_fit_and_without_sequences(place: Stage) -> None:
+    session = place.started("$ sleep 321 &", "sleep 321", "lists", rest=True)
+    with pane(place, rows=40, cols=60) as seat:
+        seat.does(f"clear; {' '.join(PROGRAM)} chat -c lists", r"^>\n  lists · ")
+        seat.line("/ps")
+        shown = seat.until(r"--wide also shows (?s:.*)\n>$")
+    (row,) = (line for line in shown.split("\n") if line.startswith(f"  {session.id[:6]}"))
+    assert row.split()[1:3] == ["lists", "running"]
+    assert row.endswith("sleep 321")
+    assert "\\x" not in shown
+    shellback(place, "kill", session.id)
