@@ -409,6 +409,40 @@ async def test_one_reader_serves_all_open_pages_and_each_hears_of_what_it_shows(
     await local.close()
 
 
+class Failing(Local):
+    """A client whose first reader of all events dies of a bug."""
+
+    failed = False
+
+    async def news(self) -> AsyncGenerator[list[Event]]:
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("a bug")
+        async with contextlib.aclosing(super().news()) as news:
+            async for events in news:
+                yield events
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_died_of_a_bug_is_said_and_another_one_goes_on(
+    place: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = Failing(lambda: contextlib.nullcontext(place.where))
+    changes = Changes(local)
+    told = changes.told(["decisions"])
+    said = list[str]()
+    async with asyncio.timeout(30):
+        async for line in told:
+            said.append(line.decode().partition("\n")[0])
+            if "event: away" in said and said[-1] == "event: back":
+                break
+    assert "Traceback" in caplog.text
+    assert "a bug" in caplog.text
+    await told.aclose()
+    await changes.close()
+    await local.close()
+
+
 def test_what_is_open_ends_with_its_login(place: Stage, crowd: Crowd) -> None:
     person = crowd.person("leaving", "viewer")
     stream = Stream(person)
