@@ -162,11 +162,12 @@ class Conversation(Standing):
 
 @_shape
 class Transcript:
-    """A conversation and its last messages, in the format of Pydantic AI."""
+    """A conversation and its last messages, in the format of Pydantic AI; `own` are settings of its workspace alone."""
 
     conversation: Standing
     messages_total: int
     messages: list[dict[str, Any]]
+    own: Sometimes[dict[str, Any]]
     data_age_s: Age
 
 
@@ -456,12 +457,16 @@ class Worker(Employed):
 
 @_shape
 class Workspace:
-    """A workspace; `problem` is null if commands can work there, `path` if it is not configured any more."""
+    """A workspace; `problem` is null if commands can work there, `path` if it is not configured any more.
+
+    `own` are its own settings.
+    """
 
     name: str
     path: str | None
     problem: str | None
     conversations: int
+    own: Sometimes[dict[str, Any]]
     from_: Sometimes[str]
     source: Sometimes[str | None]
     keep: Sometimes[str]
