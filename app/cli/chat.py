@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -35,7 +36,7 @@ from shellback.exec.core.errors import ExecError
 from shellback.work.errors import WorkError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shellback.cli.deciding import Asked
     from shellback.wiring.wiring import Place
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
+GONE: Final = "the worker has ended meanwhile; this chat has started its own"
 READ_S: Final = 0.7
 """The time between a request and its question, so that a key meant for something else is not an answer."""
 AGAIN_S: Final = 5.0
@@ -94,31 +96,37 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
         def hidden(line: str) -> str:
             return where.mask.hide_text(line)  # what is secret is looked up when a line is kept: it takes its time
 
-        history = History(environment.home_of(variables()), hidden)
+        seat = history = None
         # A worker that runs has loaded all that the prompt needs; what a message needs is loaded behind the prompt.
         told = of_a_worker("chat", conversation=conversation, workspace=workspace) if person else None
-        seat = None if told is None else _greeted(stack, told, history)
+        if told is not None:
+            history = History(environment.home_of(variables()), hidden)
+            seat = _greeted(stack, told, history)
         settings = lasting_settings()
         where = stack.enter_context(opened(settings))
         from shellback.wiring import wiring
         from shellback.work.queue.mailbox import Workspace
 
-        wanted = None
-        if told is None:
-            wanted = _workspace(where, conversation, workspace)
-            if not worker_lives(where):
-                from shellback.wiring.choice import check_workspace
+        wanted = _workspace(where, conversation, workspace) if told is None else None
+        if not worker_lives(where):
+            from shellback.wiring.choice import check_workspace
 
-                make_default(settings)
-                check_workspace(settings)
+            make_default(settings)
+            check_workspace(settings)
         ours = stack.enter_context(a_worker(where))
+        say: Callable[[str], None] = click.echo if seat is None else seat.line
         if person and ours is not None:
-            stack.callback(click.echo, "stopping the worker; a running turn ends first, processes keep running")
+            stack.callback(partial(say, "stopping the worker; a running turn ends first, processes keep running"))
         if told is None:
             told = _told(where, conversation, wanted, ours=ours)
-            seat = _greeted(stack, told, history) if person else None
+            if person:
+                history = History(where.home, hidden)
+                seat = _greeted(stack, told, history)
             for line in () if person else _unsafe(where, ours):
                 click.echo(line, err=True)
+        elif ours is not None:
+            for line in (GONE, *_unsafe(where, ours)):
+                say(line)
         talk = Talk(
             where,
             stack.enter_context(wiring.enqueuing(where)),
@@ -127,7 +135,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
             interrupt=interrupt,
             child=ours,
             since=told["since"],
-            history=history if person else None,
+            history=history,
             workspace=None if told["workspace"] is None else Workspace(*told["workspace"]),
         )
         code = talk.with_a_pipe() if seat is None else talk.with_a_person(seat)

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -80,18 +81,23 @@ def worker(while_stdin: bool) -> None:
 
 
 def _announce(settings: Settings, chosen: Choice) -> None:
-    from shellback.wiring.views import tried
-
     backend = chosen.backend
     log.info("backend %s (%s): %s", backend.name, chosen.why, backend.description)
     if chosen.fallen_back:
         log.warning("commands run on the host, without a sandbox: %s", chosen.why)
     log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
+    # Beside it, because each is a trial of a sandbox, and an engine of containers may hang.
+    threading.Thread(target=_try_workspaces, args=(settings,), name="workspaces", daemon=True).start()
+    if not settings.enable_execute:
+        log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
+
+
+def _try_workspaces(settings: Settings) -> None:
+    from shellback.wiring.views import tried
+
     for name, found in tried(settings):
         if isinstance(found, ExecError):
             log.warning("commands cannot run in workspace %s: %s", name, found)
-    if not settings.enable_execute:
-        log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
 
 
 def _taken(taken: ExecutorTaken, settings: Settings) -> str:

@@ -13,7 +13,7 @@ from shellback.exec.backends import view
 from shellback.exec.backends.directories import making
 from shellback.exec.core.errors import BackendUnavailable, ExecError, PolicyUnusable, WorkspaceUnusable
 from shellback.exec.core.runner import Runner
-from shellback.exec.policy.rules.file import workspaces
+from shellback.exec.policy.rules.file import credential_files, workspaces
 from shellback.exec.policy.rules.named import NamedWorkspace
 from shellback.exec.tools.stranded import Stranded
 from shellback.orders import note_workspace
@@ -102,6 +102,10 @@ def source_objection(settings: Settings, written: NamedWorkspace) -> str | None:
     real = Path(os.path.realpath(written.source))
     if (why := view.unusable(real, settings.hidden)) is not None:
         return f"its source {written.source} cannot be given to agents: {why}"
+    if written.origin == "copy":
+        for place in (*settings.hidden, *credential_files(settings.policy)):
+            if os.path.lexists(place) and Path(os.path.realpath(place)).is_relative_to(real):
+                return f"its source {written.source} has {place}, which no command may read: move it elsewhere"
     return making.objection(written)
 
 

@@ -28,6 +28,12 @@ class Views:
             os.path.realpath(written.path): (written, _own(settings, name, written))
             for name, written in workspaces(settings.policy).items()
         }
+        held = self._there.get(os.path.realpath(settings.workspace_root))
+        if held is not None and held[0].own:
+            raise PolicyUnusable(
+                f"{settings.policy}: workspace {held[1].workspace} is WORKSPACE_ROOT, which has the settings of the"
+                " environment: take its own settings out, or set WORKSPACE_ROOT to another directory"
+            )
 
     @property
     def networks(self) -> set[str]:

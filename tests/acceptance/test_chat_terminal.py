@@ -214,6 +214,25 @@ def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are
     assert answer.endswith(r"You said: printf 'a\nb\n'")
 
 
+UNREAD = """
+import threading
+from shellback.cli.terminal.prompt import Prompt
+with Prompt() as seat:
+    while seat._lines.empty():
+        threading.Event().wait(0.05)
+"""
+"""A chat that ends before it has read what was typed."""
+
+
+def test_lines_that_nobody_has_read_are_said_not_to_be_sent(place: Stage) -> None:
+    program = place.root / "unread.py"
+    program.write_text(UNREAD)
+    with pane(place, cols=120) as seat:
+        seat.does(f"clear; {sys.executable} -P {program}; echo code=$?", r"^> ?$")
+        seat.keys("much later", "Enter", shows="not sent: much later")
+        seat.until("code=0")
+
+
 def test_ctrl_c_clears_a_line_and_only_two_at_an_empty_prompt_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")

@@ -44,6 +44,7 @@ T = TypeVar("T")
 _MAIN: Final = threading.main_thread().ident or 0
 LIVE_ROWS: Final = 8
 """So many rows of an answer that is not complete are shown below those that are."""
+LOOK_S: Final = 0.1
 SWITCH_S: Final = 0.0005
 """What the caller loads meanwhile keeps a key from its echo for no longer."""
 _STYLE: Final = Style.from_dict({"prompt": "bold", "growing": "ansiyellow", "status": "italic"})
@@ -80,11 +81,15 @@ class Prompt(Seat):
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
-        self._begun.wait()
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        """See `Seat`."""
+        """See `Seat`. Lines that nobody has read are said."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, because the terminal is
             self._loop.call_soon_threadsafe(lambda: self._session.app.is_running and self._session.app.exit())
         self._thread.join()
@@ -92,6 +97,9 @@ class Prompt(Seat):
             # What was typed and not read is not for the shell behind us.
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, self._modes)
         self._stack.close()
+        while not self._lines.empty():
+            if isinstance(line := self._lines.get_nowait(), Line) and line.text.strip():
+                super()._print(f"not sent: {visible(line.text)}\n")
 
     def read(self, seconds: float) -> list[Line | None]:
         """See `Seat`."""
@@ -122,7 +130,7 @@ class Prompt(Seat):
             self._by_keys = not self._buffer.text
             return self._question
 
-        return self._in_loop(ask())
+        return self._in_loop(ask(), self._question)
 
     def clear(self) -> bool:
         """See `Seat`. In this one, the key has cleared the line already."""
@@ -134,7 +142,7 @@ class Prompt(Seat):
         async def fill() -> None:
             self._buffer.document = Document(text)
 
-        self._in_loop(fill())
+        self._in_loop(fill(), None)
 
     def status(self, text: str) -> None:
         """See `Seat`."""
@@ -180,15 +188,24 @@ class Prompt(Seat):
         async def above() -> None:
             await run_in_terminal(lambda: click.echo(text, nl=False))
 
-        self._in_loop(above())
+        self._in_loop(above(), None)
 
     def _changed_to(self, name: str, text: str) -> None:
         if getattr(self, name) != text:
             setattr(self, name, text)
             self._session.app.invalidate()
 
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _in_loop(self, work: Coroutine[Any, Any, T], otherwise: T) -> T:
+        """What `work` returns; `otherwise` if a key, or the terminal's end, has ended the prompt."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            return otherwise
+        while self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):
+                return future.result(LOOK_S)
+        return future.result() if future.done() else otherwise
 
     @property
     def _buffer(self) -> Buffer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.core.errors import PolicyUnusable, WorkspaceUnusable
 from shellback.exec.policy.rules.named import OWN
 from shellback.mcp_server.answer import Asked
 from shellback.settings import Settings
@@ -381,3 +381,21 @@ def test_the_settings_of_a_workspace_are_those_of_the_process_but_for_its_own(on
     own(on, "site", 'backend = "nothing"\n')
     with pytest.raises(PolicyUnusable, match="workspace site: BACKEND='nothing'"):
         Views(on.settings)
+
+
+async def test_the_directory_of_all_others_has_no_settings_of_its_own(on: Stage) -> None:
+    path = own(on, "site", BOXED)
+    with pytest.raises(PolicyUnusable, match="workspace site is WORKSPACE_ROOT"):
+        Views(on.settings.model_copy(update={"workspace_root": path}))
+
+
+async def test_what_is_copied_has_no_file_of_a_credential(on: Stage) -> None:
+    source = on.root / "source"
+    source.mkdir()
+    (source / "token").write_text("x" * 20)
+    own(on, "site", "per_conversation = true\n", 'from = "copy"\n', f'source = "{source}"\n')
+    assert bound(on.settings, "site").each
+    with (on.home / "shellback.toml").open("a") as file:
+        file.write(f'[credentials.token]\nhosts = ["example.org"]\nfile = "{source}/token"\nheader = "X-Token"\n')
+    with pytest.raises(WorkspaceUnusable, match=r"source has .*token, which no command may read"):
+        bound(on.settings, "site")
