@@ -41,6 +41,7 @@ SHORT = ("acceptance/test_loop.py", "acceptance/test_story.py", "integration/eng
 TOO_LONG = (
     "test_approved_bytes.py",
     "test_bound_workspaces.py",
+    "test_own_settings.py",
     "test_retention.py",
     "*_crash.py",
     "*directories*",
