@@ -83,8 +83,8 @@ class SecretsFound:
             await self.database.write(note, found, self.mode)
         except Exception as error:  # noqa: BLE001 - the output was masked all the same
             with self._one:
-                for session_id, number in found.items():
-                    self._add(number, session_id)
+                for session_id, lost in found.items():
+                    self._add(lost, session_id)
             self._any.set()
             log.warning("how many secrets output had is no row of the audit yet: %s", error)
 
