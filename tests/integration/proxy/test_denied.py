@@ -87,7 +87,8 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, database: Database) -> AsyncGenerator[Scene]:
+async def scene(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Scene]:
+    monkeypatch.setattr(denying, "LOOK_S", 3600.0)  # a ring has to do it
     found = Scene(tmp_path, database, Denied(str(tmp_path)))
     yield found
     for one in found.keeping:
