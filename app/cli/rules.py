@@ -21,7 +21,7 @@ from shellback.wiring.surroundings import around
 
 if TYPE_CHECKING:
     from shellback.exec.policy.rules.matching import Rules
-    from shellback.settings import Settings
+    from shellback.exec.wire.hosts import Hosts
     from shellback.storage.rules import Saved
 
 DAY_S: Final = 86_400.0
@@ -186,16 +186,19 @@ def test(
 ) -> None:
     """Show which rule decides about COMMAND or, if none does, how it is judged. Nothing is started."""
     from shellback.exec.policy.judge import judged
-    from shellback.exec.policy.rules.file import load
+    from shellback.exec.policy.rules.file import listed_in, load
     from shellback.storage import rules as store
     from shellback.wiring.directories import places
+    from shellback.work.queue.mailbox import Workspace, workspace_of
 
     settings = load_settings()
     written = load(settings.policy)
     with opened(settings) as where:
         saved = where.database.read_now(store.live, conversation)
+        own = where.database.read_now(workspace_of, conversation) if conversation else None
     if connect is not None:
-        _test_connection(written.plus(saved), settings, connect, conversation or "")
+        listed = listed_in(settings.policy, workspace=(own or Workspace()).name)
+        _test_connection(written.plus(saved), listed, connect, conversation or "")
         return
     if command is None:
         raise Refused("name a COMMAND, or a host and port with --connect")
@@ -218,8 +221,7 @@ def test(
     show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said])
 
 
-def _test_connection(rules: Rules, settings: Settings, connect: str, conversation: str) -> None:
-    from shellback.exec.policy.rules.file import listed_in
+def _test_connection(rules: Rules, listed: Hosts, connect: str, conversation: str) -> None:
     from shellback.exec.wire.hosts import canonical, number, split
 
     try:
@@ -227,7 +229,6 @@ def _test_connection(rules: Rules, settings: Settings, connect: str, conversatio
         name, to = canonical(host), number(port)
     except ValueError as error:
         raise Refused(f"--connect: {error}") from None
-    listed = listed_in(settings.policy)
     entry = listed.allowing(name, to)
     hit = rules.connection(name, to, conversation, time.time())
     if entry and hit and hit.effect != "deny":

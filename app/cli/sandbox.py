@@ -110,7 +110,8 @@ def run(profile: str, command: tuple[str, ...]) -> None:
 
     The sandbox (with BACKEND=podman or docker a container) exists for this command only. Remaining processes are ended
     and its /tmp is deleted; changes in the workspace stay. Without a terminal, Ctrl-C ends the whole container. Unlike
-    a command of an agent, this one can create protected files that do not exist yet.
+    a command of an agent, this one can create protected files that do not exist yet, and it reaches each host of
+    [network], also one that a rule denies.
 
     \b
       shellback sandbox run 'which node; echo $PATH; ls -l /usr/local'

@@ -225,37 +225,39 @@ def _secrets_found(where: Place, told: Callable[[int], object] = lambda _: None)
     return made
 
 
+def _denying(where: Place) -> Service:
+    """Who tells proxies what rules deny, whatever NETWORK is: commands that began with a list go on."""
+    from shellback.work.approvals.denying import Denying
+
+    policy = where.settings.policy
+    return Denying(home=where.home, database=where.database, doorbell=a_doorbell(where), policy=policy)
+
+
 def _for_proxies(
     where: Place, name: str, enqueuer: Enqueuer, outbox: Outbox, *, networks: Collection[str], once: bool
 ) -> Sequence[Service]:
-    """Who makes rows of their records, who tells them what rules deny, and where they ask, if they ask at all.
+    """Who makes rows of their records, and where they ask, if they ask at all.
 
     `name` is of this process, with `once` of no later one. `networks` are the values of NETWORK in its workspaces.
     """
     from shellback.exec.policy.rules.file import load
-    from shellback.wiring.choice import ASK, BY_NAME
+    from shellback.wiring.choice import ASK
     from shellback.work.approvals.collector import Collector
     from shellback.work.approvals.connecting import Terms
-    from shellback.work.approvals.denying import Denying
     from shellback.work.approvals.reception import Reception
 
     settings = where.settings
     collector = Collector(home=where.home, database=where.database, doorbell=a_doorbell(where))
-    if BY_NAME.isdisjoint(networks):
-        return (collector,)
-    rules = load(settings.policy)
-    denying = Denying(home=where.home, database=where.database, doorbell=a_doorbell(where), rules=rules)
     if ASK not in networks:
-        return collector, denying
+        return (collector,)
     terms = Terms(
-        rules=rules,
+        rules=load(settings.policy),
         ttl_s=settings.approval_ttl,
         limit=settings.pending_approvals,
         outbox=outbox,
     )
     return (
         collector,
-        denying,
         Reception(
             home=where.home,
             name=name,
@@ -461,6 +463,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             lock.still_held,
             doorbell,
             _retention(where, client).once,
+            before=(_denying(where),),
             beside=(
                 Alarm(port, database, where.host_id, count, where.home),
                 equipment.watcher,
@@ -519,6 +522,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
             gate=settings.enable_execute,
             outbox=outbox,
             beside=(
+                _denying(where),
                 Alarm(equipment.port, where.database, where.host_id, count, where.home),
                 equipment.watcher,
                 equipment.shells.expiry,

@@ -13,6 +13,7 @@ import pytest
 
 from shellback.exec.proxy.authority import Authority, ensure
 from shellback.work.approvals import audit
+from shellback.work.queue.mailbox import Workspace
 from tests.commands import assert_refused, facts, shellback, told
 from tests.podmans import contained
 from tests.sandboxes import needed, program_needed
@@ -100,6 +101,24 @@ def test_a_rule_denies_a_listed_host_to_a_command_that_runs_and_its_end_lets_it_
     assert_refused(shellback(place, "rules", "add", "deny", "--connect", "*.192.0.2.7"), "can never match", "name each")
     assert f"{host} is denied: rule saved {rule}" in place.answer(item)
     assert facts(told(place, "rules", "test", "--connect", host, "--json"))["reason"] == f"[network] lists {host}"
+
+
+def test_the_list_of_the_workspace_of_a_conversation_says_what_is_tested(place: Stage) -> None:
+    api = place.home.parent / "api"
+    api.mkdir()
+    file = place.home / "shellback.toml"
+    text = f'[network]\nhosts = ["all.example"]\n[workspaces.api]\npath = "{api}"\nhosts = ["api.example"]\n'
+    file.write_text(text)
+    file.chmod(0o600)
+    place.send("hi", "bound", workspace=Workspace("api", str(api)))
+
+    def effect(host: str, *more: str) -> str:
+        return facts(told(place, "rules", "test", "--connect", f"{host}:443", *more, "--json"))["effect"]
+
+    assert effect("api.example", "-c", "bound") == "allow"
+    assert effect("all.example", "-c", "bound") is None
+    assert effect("all.example", "-c", "other") == effect("all.example") == "allow"
+    assert effect("api.example") is None
 
 
 def test_a_command_of_sandbox_run_in_a_container_reaches_listed_hosts_only(sqlite_url: str, port: int) -> None:

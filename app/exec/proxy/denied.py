@@ -1,6 +1,6 @@
-"""Hosts that rules deny, also where the list allows them: a file that workers and MCP servers of this host keep.
+"""Hosts that rules deny, also where the list allows them: files that workers and MCP servers of this host keep.
 
-It is looked at for each connection, so a new rule holds for the next one, also of a command that runs.
+They are looked at for each connection, so a new rule holds for the next one, also of a command that runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from shellback.exec.proxy.reach import Refused
 from shellback.exec.wire import layout
 from shellback.exec.wire.hosts import Entry, entry, place
 
-_UNREADABLE: Final = "the rules that deny hosts cannot be read ({}): restart the worker, which writes them anew"
+MOST: Final = 64
+"""Files: one of the saved rules, and one of each policy file."""
+_UNREADABLE: Final = (
+    "the rules that deny hosts cannot be read (denied/{}: {}): remove it, or start the worker that writes it"
+)
+_MANY: Final = "the rules that deny hosts are in more than {} files: remove those from denied/ that no worker writes"
 
 
 class _Denial(NamedTuple):
@@ -32,11 +37,11 @@ class _Denial(NamedTuple):
 
 
 class Denied:
-    """The rules of a state directory; none without a directory, or as long as nobody has written any."""
+    """The rules of all files of a state directory; none without it, or as long as nobody has written any."""
 
     def __init__(self, home: str | None) -> None:
-        self._path = None if home is None else os.path.join(home, layout.DENIED)
-        self._seen: tuple[int, ...] = ()
+        self._place = None if home is None else os.path.join(home, layout.DENIED)
+        self._seen: list[tuple[str, int, int, int]] = []
         self._rules: tuple[_Denial, ...] = ()
 
     def check(self, scope: str, host: str, port: int) -> None:
@@ -50,19 +55,28 @@ class Denied:
                 raise Refused(f"{place(host, port)} is denied: {one.why}", by=one.by)
 
     def _current(self) -> tuple[_Denial, ...]:
-        if self._path is None:
+        if self._place is None:
             return ()
         try:
-            found = os.stat(self._path)
-            seen = found.st_ino, found.st_size, found.st_mtime_ns
-            if seen != self._seen:
-                with open(self._path, "rb") as file:
-                    self._rules = tuple(map(_denial, json.load(file)))
-                self._seen = seen
+            names = sorted(name for name in os.listdir(self._place) if not name.startswith("."))
         except FileNotFoundError:
-            pass  # what was read last holds
+            return self._rules  # what was read last holds
+        if len(names) > MOST:
+            raise Refused(_MANY.format(MOST))
+        name = ""
+        try:
+            seen: list[tuple[str, int, int, int]] = []
+            for name in names:
+                found = os.stat(os.path.join(self._place, name))
+                seen.append((name, found.st_ino, found.st_size, found.st_mtime_ns))
+            if seen != self._seen:
+                rules: list[_Denial] = []
+                for name in names:
+                    with open(os.path.join(self._place, name), "rb") as file:
+                        rules += map(_denial, json.load(file)["rules"])
+                self._rules, self._seen = tuple(rules), seen
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise Refused(_UNREADABLE.format(type(error).__name__)) from None
+            raise Refused(_UNREADABLE.format(name, type(error).__name__)) from None
         return self._rules
 
 

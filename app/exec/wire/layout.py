@@ -9,7 +9,7 @@ reception/                   a socket per worker and MCP server that answers que
 network/                     a directory for each proxy, locked while it lives, with one for each conversation: a file
                              for each connection until it is a row
 aside/                       records that no row can be made of, those set aside last
-denied.json                  the rules that deny hosts, for proxies
+denied/                      the rules that deny hosts, for proxies: a file for each policy file, and the saved ones
 carried/                     the bytes that each conversation has sent and received, for NETWORK_BYTES
 authority/                   key and certificate by which the proxy is a server, and what sandboxes trust
 supervisor/                  socket, locks and log of the host's supervisor and keeper
@@ -48,7 +48,7 @@ KEEPER_LOCK: Final = "keeper.lock"
 NETWORK: Final = "network"
 CARRIED: Final = "carried"
 ASIDE: Final = "aside"
-DENIED: Final = "denied.json"
+DENIED: Final = "denied"
 AUTHORITY: Final = "authority"
 DIARY: Final = "supervisor.log"
 PROXY_LOG: Final = "proxy.log"

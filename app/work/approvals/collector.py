@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import time
 import uuid
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,16 +27,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 AGAIN_S: Final = 5.0
-OF_A_ROW: Final = (
-    exc.DataError,
-    exc.IntegrityError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    LookupError,
-)
-"""The database refuses this row, and will always; other errors are about the database."""
+OF_A_ROW: Final = (exc.DataError, exc.IntegrityError, ValueError, OverflowError)
+"""The database refuses this row, and will always; other errors are about the database, or of ours."""
 KEPT: Final = 64
 """Records that are set aside; older ones are removed."""
 TOLD: Final = 1000
@@ -53,6 +47,8 @@ class Collector:
     database: Database
     doorbell: Doorbell
     _rung: Ring = field(init=False, default_factory=Ring)
+    _stuck: dict[Path, OSError] = field(init=False, default_factory=dict[Path, OSError])
+    """The records of this round that could not be set aside."""
     _told: set[tuple[str, str]] = field(init=False, default_factory=set[tuple[str, str]])
     _task: asyncio.Task[None] | None = field(init=False, default=None)
 
@@ -71,13 +67,14 @@ class Collector:
     async def _collect(self) -> None:
         while True:
             rung = self._rung.next
+            self._stuck.clear()
             try:
                 while found := await asyncio.to_thread(self._found):
                     noted = await self._noted(found)
                     reach("network.noted")
                     self._tell(noted)
                     await asyncio.to_thread(_remove, noted)
-                await asyncio.to_thread(leave, self.home)
+                await asyncio.to_thread(self._leave)
             except Exception as error:  # noqa: BLE001 - the records stay
                 log.warning("connections are no rows of the audit yet; it is tried again in %.0f s: %s", AGAIN_S, error)
                 await asyncio.sleep(AGAIN_S)
@@ -92,8 +89,12 @@ class Collector:
             if len(found) > 1:
                 middle = len(found) // 2
                 return [*await self._noted(found[:middle]), *await self._noted(found[middle:])]
-            aside = await asyncio.to_thread(_set_aside, found[0].path, self.home / layout.ASIDE)
-            log.warning("a connection is no row of the audit, and its record is set aside as %s: %s", aside, error)
+            try:
+                aside = await asyncio.to_thread(_set_aside, found[0].path, self.home / layout.ASIDE)
+            except OSError as failure:
+                self._stuck[found[0].path] = failure
+            else:
+                log.warning("a connection is no row of the audit, and its record is set aside as %s: %s", aside, error)
             return []
         return found
 
@@ -107,8 +108,13 @@ class Collector:
             )
         self._told = (self._told if len(self._told) < TOLD else set()) | cut
 
+    def _leave(self) -> None:
+        leave(self.home)
+        for failure in self._stuck.values():
+            raise failure
+
     def _found(self) -> list[Kept]:
-        return [*islice((one for one in kept(self.home) if _over(one)), AT_ONCE)]
+        return [*islice((one for one in kept(self.home) if _over(one) and one.path not in self._stuck), AT_ONCE)]
 
 
 def _over(one: Kept) -> bool:
@@ -122,9 +128,11 @@ def _ended(found: list[Kept]) -> list[Connection]:
 def _set_aside(path: Path, place: Path) -> Path:
     place.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another collector may do the same
-        for former in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[: -KEPT + 1]:
+        for former in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime_ns)[: -KEPT + 1]:
             former.unlink()
         path.rename(place / path.name)
+        # The files are sorted by when they were set aside.
+        os.utime(place / path.name, ns=(now := time.time_ns(), now))
     return place / path.name
 
 

@@ -39,8 +39,10 @@ def look(conn: sa.Connection, *, each: bool, conversation_id: str | None = None)
     With `each`, of each conversation, the dearest of a day first.
     """
     its = turns.c
+    # CAST rounds on Postgres. On SQLite it does not, and not every SQLite has `floor`.
+    second = its.ended_at if conn.dialect.name == "sqlite" else sa.func.floor(its.ended_at)
     # No parameter: in two places of a query, Postgres would take it for two values.
-    day = sa.cast(its.ended_at, sa.BigInteger) // sa.literal_column(str(_DAY_S), sa.Integer)
+    day = sa.cast(second, sa.BigInteger) // sa.literal_column(str(_DAY_S), sa.Integer)
     total = [sa.func.coalesce(sa.func.sum(one), 0) for one in (its.requests, its.tokens_in, its.tokens_out)]
     named = [its.conversation_id] if each else []
     which = given((its.conversation_id, conversation_id))

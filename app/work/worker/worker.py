@@ -80,6 +80,8 @@ class Worker:
     still_held: Callable[[], bool]
     doorbell: Doorbell
     retain: Callable[[], Awaitable[object]]
+    before: Sequence[Service] = ()
+    """Started before any turn runs."""
     beside: Sequence[Service] = ()
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run beside the turns while the services run; they end by cancellation."""
@@ -101,6 +103,8 @@ class Worker:
         config = self.config
         await self._count(partial(_register, config=config))
         await self.engine.start()
+        for service in self.before:
+            await service.start()
         self.runner.leaving.clear()
         self._pool = dbos_engine(config.system_database_url)
         dbos = DBOS(config=self._dbos_config())
@@ -156,7 +160,7 @@ class Worker:
         await cancelled(beat)
         await cancelled(self._running)
         self._loops, self._running = [], []
-        for service in self.beside:
+        for service in (*self.beside, *self.before):
             await service.stop()
         await self.engine.stop()
         with contextlib.suppress(Exception):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import logging
-import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.proxy import denied
 from shellback.exec.proxy.denied import Denied
 from shellback.exec.proxy.reach import Refused, goal
 from shellback.exec.wire import layout
@@ -28,8 +31,14 @@ from tests.supervisors import answered, until
 pytestmark = pytest.mark.anyio
 
 
-def denial(connect: str, **more: Any) -> Rule:
-    return Rule(effect="deny", match=Match(connect=connect, conversation_id=more.pop("scope", None)), **more)
+def denial(connect: str, scope: str | None = None) -> Rule:
+    return Rule(effect="deny", match=Match(connect=connect, conversation_id=scope))
+
+
+def table(connect: str, effect: str = "deny", **more: Any) -> str:
+    """A rule, as the operator writes it."""
+    lines = (f"{key} = {value!r}" for key, value in {"effect": effect, "connect": connect, **more}.items())
+    return "\n".join(("[[rules]]", *lines, ""))
 
 
 @dataclass
@@ -42,10 +51,20 @@ class Scene:
     hosts: Hosts = field(default_factory=lambda: Hosts(["*.example", "one.example:22", "192.0.2.7"]))
     keeping: list[Denying] = field(default_factory=list[Denying])
 
-    async def keep(self, *written: Rule) -> Denying:
-        bell = Doorbell(self.home, "h", self.db)
-        made = Denying(home=self.home, database=self.db, doorbell=bell, rules=Rules(written))
+    def write(self, *tables: str, name: str = "rules.toml") -> Path:
+        """The operator's file of that name."""
+        file = self.home / name
+        file.touch(0o600)
+        file.write_text("".join(tables))
+        return file
+
+    def made(self, policy: Path | None) -> Denying:
+        made = Denying(home=self.home, database=self.db, doorbell=Doorbell(self.home, "h", self.db), policy=policy)
         self.keeping.append(made)
+        return made
+
+    async def keep(self, *tables: str, name: str = "rules.toml") -> Denying:
+        made = self.made(self.write(*tables, name=name))
         await made.start()
         return made
 
@@ -68,7 +87,8 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(tmp_path: Path, database: Database) -> AsyncGenerator[Scene]:
+async def scene(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Scene]:
+    monkeypatch.setattr(denying, "LOOK_S", 3600.0)  # a ring has to do it
     found = Scene(tmp_path, database, Denied(str(tmp_path)))
     yield found
     for one in found.keeping:
@@ -77,13 +97,11 @@ async def scene(tmp_path: Path, database: Database) -> AsyncGenerator[Scene]:
 
 async def test_a_rule_that_denies_a_host_is_above_the_list_and_its_wildcards(scene: Scene) -> None:
     assert await scene.refused("one.example") is None
-    await scene.keep(
-        denial("one.example", source="rules.toml:3", note="of the others"), denial("*.deep.example:443", source="x:9")
-    )
+    await scene.keep(table("one.example", note="of the others"), table("*.deep.example:443"))
     assert await scene.refused("ONE.example.") == (
-        "one.example:443 is denied: rule rules.toml:3: deny connections to one.example, every conversation"
-        " (of the others)",
-        "policy rules.toml:3",
+        f"one.example:443 is denied: rule {scene.home}/rules.toml:1: deny connections to one.example, every"
+        " conversation (of the others)",
+        f"policy {scene.home}/rules.toml:1",
     )
     assert await scene.refused("a.deep.example") is not None
     for host, port in (("one.example", 22), ("a.deep.example", 80), ("two.example", 443), ("192.0.2.7", 443)):
@@ -93,8 +111,12 @@ async def test_a_rule_that_denies_a_host_is_above_the_list_and_its_wildcards(sce
 
 
 async def test_a_rule_holds_for_its_conversation_until_it_expires_or_is_revoked(scene: Scene) -> None:
-    now = time.time()
-    await scene.keep(denial("old.example", expires_at=now - 1), denial("soon.example", expires_at=now + 3600))
+    file = scene.write()
+    for host, hours in (("old.example", -1), ("soon.example", 1)):
+        ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+        with file.open("a") as more:
+            more.write(f"{table(host)}expires = {ends.isoformat()}\n")
+    await scene.made(file).start()
     assert await scene.refused("old.example") is None
     assert await scene.refused("soon.example") is not None
     (rule,) = await scene.db.write(saved.add, [denial("one.example", scope="a")])
@@ -108,37 +130,140 @@ async def test_a_rule_holds_for_its_conversation_until_it_expires_or_is_revoked(
 
 
 async def test_an_allow_and_an_ask_deny_nobody(scene: Scene) -> None:
-    await scene.keep(*(replace(denial("one.example"), effect=effect) for effect in ("ask", "allow")))
+    await scene.keep(table("one.example", "ask"), table("*.example", "allow"))
     assert await scene.refused("one.example") is None
 
 
-async def test_what_was_read_last_holds_without_the_file_and_a_damaged_one_lets_nobody_through(scene: Scene) -> None:
-    await scene.keep(denial("one.example"))
+async def test_what_was_read_last_holds_without_the_files_and_a_damaged_one_lets_nobody_through(scene: Scene) -> None:
+    await scene.keep(table("one.example"))
     assert await scene.refused("one.example") is not None
-    file = scene.home / layout.DENIED
-    file.unlink()
+    place = scene.home / layout.DENIED
+    place.rename(scene.home / "away")
     assert await scene.refused("one.example") is not None
-    file.write_text('[{"connect"')
-    assert "restart the worker" in (await scene.refused("two.example") or ("", ""))[0]
+    (scene.home / "away").rename(place)
+    for file in place.iterdir():
+        former = file.read_bytes()
+        file.write_text('[{"connect"')
+        assert f"denied/{file.name}: JSONDecodeError" in (await scene.refused("two.example") or ("", ""))[0]
+        file.write_bytes(former)
+    assert await scene.refused("two.example") is None
+    next(place.iterdir()).write_text("[]")
     await scene.keep()
     assert await scene.refused("one.example") is None
-    assert [one.name for one in scene.home.iterdir() if "denied" in one.name] == [layout.DENIED]
+    assert len([*place.iterdir()]) == 2
+
+
+async def test_each_policy_file_denies_its_hosts_whoever_follows_another_one(scene: Scene) -> None:
+    first = await scene.keep(table("one.example"))
+    await first.stop()
+    await scene.keep(table("two.example"), name="other.toml")
+    await scene.made(None).start()
+    assert await scene.refused("one.example") is not None
+    assert await scene.refused("two.example") is not None
+
+
+async def test_a_policy_file_that_is_gone_denies_nothing_from_the_next_start_on(scene: Scene) -> None:
+    await (await scene.keep(table("one.example"))).stop()
+    left = scene.home / layout.DENIED / ".left"
+    left.touch()
+    os.utime(left, (0, 0))
+    (scene.home / "rules.toml").unlink()
+    assert await scene.refused("one.example") is not None
+    await scene.made(None).start()
+    assert await scene.refused("one.example") is None
+    assert [file.name for file in left.parent.iterdir()] == ["saved.json"]
+
+
+async def test_more_files_than_may_be_let_nobody_through(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    await scene.keep()
+    assert await scene.refused("one.example") is None
+    monkeypatch.setattr(denied, "MOST", 1)
+    assert "in more than 1 files" in (await scene.refused("one.example") or ("", ""))[0]
+
+
+async def test_a_change_is_found_without_a_ring_and_an_unusable_policy_file_changes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(denying, "LOOK_S", 0.02)
+    await scene.keep(table("one.example"))
+    await scene.db.write(saved.add, [denial("two.example")])
+    await scene.becomes("two.example", denied=True)
+    with caplog.at_level(logging.WARNING):
+        scene.write("[[rules]")
+        await until(lambda: "the hosts that it denied stay denied" in caplog.text)
+        await scene.db.write(saved.add, [denial("four.example")])
+        await scene.becomes("four.example", denied=True)
+    assert await scene.refused("one.example") is not None
+    assert caplog.text.count("the hosts that it denied stay denied") == 1
+    scene.write(table("three.example"))
+    await scene.becomes("three.example", denied=True)
+    assert await scene.refused("one.example") is None
+
+
+async def test_a_file_is_written_only_if_it_has_to_say_something_else(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.keep(table("one.example"))
+    monkeypatch.setattr(denying, "_put", _noting(done := []))
+    scene.changed()
+    await until(lambda: len(done) >= 2)
+    assert not any(done)
+
+
+async def test_what_is_older_never_stays_and_a_write_ends_before_its_process_has_stopped(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = await scene.keep()
+    held, go = threading.Event(), threading.Event()
+    put = denying._put  # pyright: ignore[reportPrivateUsage]
+
+    def slow(*args: Any) -> bool:
+        # It has read, and another process writes before it does.
+        if not held.is_set():
+            held.set()
+            go.wait(30)
+        return put(*args)
+
+    monkeypatch.setattr(denying, "_put", slow)
+    await scene.db.write(saved.add, [denial("one.example")])
+    scene.changed()
+    await until(held.is_set)
+    await scene.db.write(saved.add, [denial("two.example")])
+    await scene.keep()
+    assert await scene.refused("two.example") is not None
+    stopping = asyncio.create_task(late.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    go.set()
+    await stopping
+    assert await scene.refused("one.example") is not None
+    assert await scene.refused("two.example") is not None
 
 
 async def test_a_change_that_cannot_be_written_is_tried_again_and_the_former_rules_hold(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await scene.keep(denial("one.example"))
+    await scene.keep(table("one.example"))
     monkeypatch.setattr(denying, "AGAIN_S", 0.05)
     await scene.db.write(saved.add, [denial("two.example")])
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as patch:
-            patch.setattr(denying, "_write", _full)
+            patch.setattr(denying, "_put", _full)
             scene.changed()
             await until(lambda: "waits; again in" in caplog.text)
             assert await scene.refused("one.example") is not None
         await scene.becomes("two.example", denied=True)
 
 
-def _full(*_: object) -> None:
+def _full(*_: object) -> bool:
     raise OSError("no room")
+
+
+def _noting(done: list[bool]) -> Callable[..., bool]:
+    put = denying._put  # pyright: ignore[reportPrivateUsage]
+
+    def noted(*args: Any) -> bool:
+        done.append(put(*args))
+        return done[-1]
+
+    return noted

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,8 @@ async def test_a_record_that_no_row_can_be_made_of_holds_up_no_other_and_is_set_
     monkeypatch.setattr(collector, "KEPT", 2)
     with Journal(str(scene.home)) as writer:
         for number in range(9):
-            # Times that no row can have, and a host that is no text.
-            wrong: dict[str, Any] = {1: {"at": 1e300}, 4: {"at": "now"}, 7: {"host": 7}}.get(number, {})
+            # Times that no row can have, and a text that none can have.
+            wrong: dict[str, Any] = {1: {"at": 1e300}, 4: {"session": "\ud800"}, 7: {"at": -1e300}}.get(number, {})
             made, facts = record(writer, f"r{number}", **wrong)
             assert made is not None
             writer.end(made, facts | {"seconds": 0.1})
@@ -187,6 +188,60 @@ async def test_a_record_that_no_row_can_be_made_of_holds_up_no_other_and_is_set_
     assert {one.call_key for one in rows} == {f"connection:r{number}" for number in (0, 2, 3, 5, 6, 8)}
     assert caplog.text.count("its record is set aside as") == 3
     assert len([*(scene.home / layout.ASIDE).iterdir()]) == 2
+
+
+def ended(writer: Journal, name: str, **more: Any) -> None:
+    made, facts = record(writer, name, **more)
+    assert made is not None
+    writer.end(made, facts | {"seconds": 0.1})
+
+
+async def test_those_are_kept_that_were_set_aside_last_however_old_they_are(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "KEPT", 2)
+    aside = scene.home / layout.ASIDE
+    with Journal(str(scene.home)) as writer:
+        for name, at in (("first", time.time() + 3600), ("second", 1.0), ("third", 2.0)):
+            ended(writer, name, at=1e300)
+            (found,) = scene.left
+            os.utime(found, (at, at))
+            one = await scene.collect()
+            await until((aside / found.name).exists)
+            await one.stop()
+    assert {path.name for path in aside.iterdir()} == {"second", "third"}
+
+
+async def test_a_record_that_cannot_be_set_aside_holds_up_no_other_and_is_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(collector, "AGAIN_S", 0.05)
+    aside = scene.home / layout.ASIDE
+    aside.touch()
+    with Journal(str(scene.home)) as writer, caplog.at_level(logging.WARNING):
+        for name, at in (("a", 1000.0), ("b", 1e300), ("c", 1000.0)):
+            ended(writer, name, at=at)
+        await scene.collect()
+        await until(lambda: [path.name for path in scene.left] == ["b"] and "it is tried again" in caplog.text)
+        assert len(await scene.rows(2)) == 2
+        aside.unlink()
+        await until(lambda: not scene.left)
+    assert [path.name for path in aside.iterdir()] == ["b"]
+
+
+async def test_an_error_of_ours_sets_no_record_aside(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(*_: object) -> None:
+        raise AttributeError("a bug")
+
+    with Journal(str(scene.home)) as writer, caplog.at_level(logging.WARNING):
+        ended(writer, "one")
+        monkeypatch.setattr(connected, "note", wrong)
+        await scene.collect()
+        await until(lambda: "no rows of the audit yet" in caplog.text)
+    assert len(scene.left) == 1
+    assert not (scene.home / layout.ASIDE).exists()
 
 
 async def test_connections_in_a_loop_are_summed_up_and_nobody_elses_are(

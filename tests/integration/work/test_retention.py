@@ -428,6 +428,28 @@ async def test_a_worker_that_was_pruned_while_its_machine_slept_is_there_again(w
     assert world.names(t.workers.c.executor_id) == ["w1"]
 
 
+async def test_no_turn_runs_before_what_has_to_hold_for_it(world: World) -> None:
+    class Engine:
+        async def start(self) -> None:
+            pass
+
+        async def stop(self) -> None:
+            pass
+
+    class Cannot(Engine):
+        async def start(self) -> None:
+            raise OSError("no room")
+
+    nobody: Any = None
+    config = WorkerConfig(executor_id="w1", host_id=HOST, boot_id="b", system_database_url="")
+    worker = Worker(
+        config, world.db, nobody, nobody, nobody, Engine(), nobody, lambda: True, nobody, nobody, before=[Cannot()]
+    )
+    # Without a runner, all that follows would fail.
+    with pytest.raises(OSError, match="no room"):
+        await worker.start()
+
+
 def planned(conn: sa.Connection, text: str) -> list[str]:
     return [row[-1] for row in conn.execute(sa.text(text))]
 
