@@ -94,7 +94,7 @@ def chat(conversation: str, workspace: str | None, interrupt: bool) -> None:
     with handled(_leave, signal.SIGTERM, signal.SIGHUP), contextlib.ExitStack() as stack:
 
         def hidden(line: str) -> str:
-            return where.mask.hide_text(line)  # what is secret is looked up when a line is kept: it takes its time
+            return where.mask.shown(line)  # what is secret is looked up when a line is kept: it takes its time
 
         seat = history = None
         # A worker that runs has loaded all that the prompt needs; what a message needs is loaded behind the prompt.

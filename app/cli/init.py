@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,10 +33,10 @@ NEXT: Final = {
 
 
 class Question(NamedTuple):
-    """`default` is the setting that is the default answer; `taken` makes variables of one, or raises Refused."""
+    """`default` is the default answer with these settings; `taken` makes variables of one, or raises Refused."""
 
     asks: str
-    default: str
+    default: Callable[[Settings], object]
     taken: Callable[[Settings, str], dict[str, str]]
 
 
@@ -85,7 +86,7 @@ def init(workspace: str | None, model: str | None, sandbox: str | None, yes: boo
 
 
 def _answer(settings: Settings, question: Question, given: str | None, *, asks: bool) -> dict[str, str]:
-    default = str(getattr(settings, question.default))
+    default = str(question.default(settings))
     if given is not None or not asks:
         return question.taken(settings, default if given is None else given)
     while True:
@@ -124,6 +125,12 @@ def _model(settings: Settings, answer: str) -> dict[str, str]:
     return {"MODEL": answer}
 
 
+def _usual_sandbox(settings: Settings) -> str:
+    # Who has said that agents run no commands is not overruled by a default.
+    off = "enable_execute" in settings.model_fields_set and not settings.enable_execute
+    return OFF if off else settings.backend
+
+
 def _sandbox(_settings: Settings, answer: str) -> dict[str, str]:
     if answer not in SANDBOXES:
         raise Refused(f"{visible_line(answer)!r} is no sandbox: allowed are {', '.join(SANDBOXES)}")
@@ -131,9 +138,9 @@ def _sandbox(_settings: Settings, answer: str) -> dict[str, str]:
 
 
 QUESTIONS: Final = {
-    "workspace": Question("Directory in which agents work", "workspace_root", _workspace),
-    "model": Question("Model (offline needs no key; else PROVIDER:NAME)", "model", _model),
-    "sandbox": Question(f"Where commands run ({', '.join(SANDBOXES)})", "backend", _sandbox),
+    "workspace": Question("Directory in which agents work", attrgetter("workspace_root"), _workspace),
+    "model": Question("Model (offline needs no key; else PROVIDER:NAME)", attrgetter("model"), _model),
+    "sandbox": Question(f"Where commands run ({', '.join(SANDBOXES)})", _usual_sandbox, _sandbox),
 }
 
 
@@ -155,13 +162,16 @@ def _write(file: Path, wanted: dict[str, str], *, asks: bool, force: bool) -> bo
             raise Refused(f"{file} says {visible_line(was)} already: --force replaces that")
         if not force and not confirmed(visible_line(f"{file} says {was}. Replace that?")):
             raise click.Abort
-    fd, draft = tempfile.mkstemp(prefix=f"{DOTENV}.", dir=file.parent)
+    real = Path(os.path.realpath(file))  # a link to it stays
+    if not real.parent.is_dir():
+        raise Refused(f"{file} is a link to {visible_line(str(real))}, whose directory is missing: remove the link")
+    fd, draft = tempfile.mkstemp(prefix=f"{DOTENV}.", dir=real.parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as copy:
             copy.write(file.read_text("utf-8") if file.exists() else HEADER)
         for name, value in wanted.items():
             set_key(draft, name, value)
-        os.replace(draft, file)
+        os.replace(draft, real)
     except BaseException:
         os.unlink(draft)
         raise

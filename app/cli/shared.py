@@ -305,29 +305,32 @@ def print_json(value: object) -> None:
     click.echo(json_text(value))
 
 
-def show(facts: object, lines: Iterable[str]) -> None:
+def show(facts: object, lines: Iterable[str], shape: str = "") -> None:
     """Print `facts` if JSON is wanted, else `lines`, which are only then evaluated; with `-o` only some fields.
+
+    `shape` names that of the facts if it is not the one of the command.
 
     Raises:
         Refused: `-o` names a field that there is not.
     """
     if names := chosen_fields():
-        rows = _rows_of(facts, names)
+        rows = _rows_of(facts, names, shape)
         facts = [{name: _field(row, name) for name in names} for row in rows]
         lines = table_lines(facts, {name.upper(): partial(_shown_field, name) for name in names})
     for line in [json_text(facts)] if wants_json() else lines:
         click.echo(line)
 
 
-def _rows_of(facts: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+def _rows_of(facts: Any, names: Sequence[str], shape: str) -> list[dict[str, Any]]:
     ctx = click.get_current_context()
-    rows = cast("list[dict[str, Any]]", facts if isinstance(facts, list) else facts[ctx.meta["rows"]])
+    of = "" if isinstance(facts, list) else ctx.meta["rows"]
+    rows = cast("list[dict[str, Any]]", facts[of] if of else facts)
     known = dict.fromkeys(name for row in rows for name in row)
     if not known.keys() >= (wanted := {name.partition(".")[0] for name in names}):
         from shellback.cli.shapes import columns_of
 
         # The first word is the program.
-        known |= dict.fromkeys(columns_of(ctx.command_path.partition(" ")[2], ctx.meta["rows"]))
+        known |= dict.fromkeys(columns_of(shape or ctx.command_path.partition(" ")[2], of))
         if strange := sorted(wanted - known.keys()):
             raise Refused(f"-o: there is no field {shown_line(strange[0])!r}; there are {', '.join(known)}")
     return rows

@@ -75,8 +75,12 @@ class Deciding:
         from shellback.exec.policy.rules.remember import rules_for
         from shellback.exec.tools.registry import tool_named
         from shellback.wiring.directories import places
+        from shellback.wiring.views import Views
+        from shellback.work.queue import mailbox
 
-        display, settings = request.display, self.where.settings
+        display = request.display
+        bound = self.where.database.read_now(mailbox.workspace_of, request.conversation_id)
+        settings = Views(self.where.settings).at(bound.path if bound else "")
         kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
             settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates, also=places(settings)
@@ -107,7 +111,8 @@ class Deciding:
 
         Raises:
             UnknownApproval, ApprovalSettled: There is no such request, or it is decided.
-            ApprovalRefused: It has another digest, or too many rules are in force. Nothing was done.
+            ApprovalRefused: It has another digest, or too many rules are in force, or one that would hold longer than
+                what was shown. Nothing was done.
         """
         how: dict[str, Any] = {"by": self.by, "surface": self.surface, "scope": scope, "digest": digest}
         saved: list[Rule] = []
@@ -115,6 +120,11 @@ class Deciding:
         def remember(conn: sa.Connection, request: Request) -> None:
             about = {"conversation": request.conversation_id, "request_id": request.id}
             saved[:] = ruling.keep(conn, rules, by=self.by, surface=self.surface, **about)
+            if other := [one for one, wanted in zip(saved, rules, strict=True) if one.expires_at != wanted.expires_at]:
+                raise ApprovalRefused(
+                    f"nothing was approved: the rule {other[0].id} is the same and ends later than what was shown: "
+                    f"{other[0].described()}; revoke it first, or approve without a rule"
+                )
 
         then = remember if rules else None
         try:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREADS: Final = 8
+SEARCHES: Final = 2
+"""Searches at once, which read much; others wait for them, and nothing else does."""
 SHARE: Final = 4
 """So many threads of one kind one token has at once. What it asks beyond that waits for its own to end."""
 REST_S: Final = 0.02
@@ -46,7 +48,8 @@ class Local:
     def __init__(self, opening: Callable[[], AbstractContextManager[Place]]) -> None:
         self._opens = opening
         self._stack = ExitStack()
-        self._threads = {name: ThreadPoolExecutor(THREADS, f"client-{name}") for name in ("quick", "input", "kill")}
+        each = {"quick": THREADS, "input": THREADS, "kill": THREADS, "search": SEARCHES}
+        self._threads = {name: ThreadPoolExecutor(most, f"client-{name}") for name, most in each.items()}
         self._shares = WeakValueDictionary[tuple[str, str], asyncio.Semaphore]()
         self._asks = Asks()
         self._opening = asyncio.Lock()
@@ -65,9 +68,9 @@ class Local:
         at = await self._at(caller)
         return await self._run(partial(operation.function, at, **args), operation.threads, caller)
 
-    async def within(self, caller: Caller, function: Callable[[Asking], T]) -> T:
+    async def within(self, caller: Caller, function: Callable[[Asking], T], *, threads: str = "quick") -> T:
         """What a function returns that is called in a thread with what operations are given."""
-        found: T = await self._run(partial(function, await self._at(caller)), caller=caller)
+        found: T = await self._run(partial(function, await self._at(caller)), threads, caller)
         return found
 
     async def events(

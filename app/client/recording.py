@@ -45,7 +45,7 @@ class Recording(Collected):
         self._log = SessionLog(where, session, err=False)
         self._times = self._log.path + layout.TIMES
         self._session, self._version = session, version
-        self._command = self._masked(where.mask.hide_text(session.command))[:COMMAND_CHARS]
+        self._command = where.mask.shown(session.command)[:COMMAND_CHARS]
         self._began = session.started_at or session.created_at
         self._passing = Passing(writable=False)
         self._room = MOST

@@ -24,12 +24,13 @@ from starlette.routing import Route
 
 from shellback.client.caller import Caller
 from shellback.client.failures import logged
-from shellback.console.pages import PREFIX, message
+from shellback.console.pages import PREFIX, asked_for, message
 from shellback.serving.application import in_cookie, person
 from shellback.storage.accounts import Account, Login, Role
 
 COOKIE: Final = "shellback_console"
 FORM_FIELDS: Final = 20
+_OF_ADDRESSES: Final = ":/%#?=@[]!$&'()*+,;"
 secret_of: Final = in_cookie(COOKIE)
 """The secret of the login that the headers of a request bring."""
 
@@ -63,6 +64,8 @@ class Page(Route):
         login = login_of(request)
         request.state.account = None if login is None else login.account
         request.state.csrf = None if login is None else csrf_of(secret_of(request.headers) or "")
+        if login is None and _led_here(request):
+            return leading_on(request, "This page opens.")
         if self.role is not None:
             if login is None:
                 return _to_login(request)
@@ -86,9 +89,11 @@ class Page(Route):
 
 
 def login_of(request: Request) -> Login | None:
-    """The login of a request, unless a trusted proxy names somebody else."""
+    """The login of a request, unless a trusted proxy names somebody else, or not any more whom it named."""
     login, named = person(request.scope), named_by_proxy(request)
-    return login if login is None or named in {None, login.name} else None
+    if login is None or named == login.name:
+        return login
+    return login if named is None and not login.by_proxy else None
 
 
 def named_by_proxy(request: Request) -> str | None:
@@ -116,6 +121,13 @@ class SignOn:
         return given[0].strip() or None if len(given) == 1 and any(peer in one for one in self.trusted) else None
 
 
+def leading_on(request: Request, said: str, to: str = "") -> Response:
+    """A page that opens another one by itself, or itself again. A redirect would be a part of what led to it."""
+    answer = message(request, said, more=[("Open it", to or asked_for(request))])
+    answer.headers["refresh"] = f"0; url={quote(to, safe=_OF_ADDRESSES)}" if to else "0"
+    return answer
+
+
 def sorry(request: Request, said: str) -> Response:
     """A page that says why nothing can be shown now; it asks again by itself."""
     answer = message(request, said, status=503)
@@ -141,9 +153,17 @@ def csrf_of(secret: str) -> str:
     return hmac.new(secret.encode(), b"forms of the console", hashlib.sha256).hexdigest()
 
 
+def _by_script(request: Request) -> bool:
+    return "hx-request" in request.headers or "text/event-stream" in request.headers.get("accept", "")
+
+
+def _led_here(request: Request) -> bool:
+    """Whether another site began what opens a page, so that the browser keeps its cookie to itself."""
+    by_site = request.headers.get("sec-fetch-site") == "cross-site"
+    return by_site and request.method == "GET" and not _by_script(request)
+
+
 def _to_login(request: Request) -> Response:
-    by_script = "hx-request" in request.headers or "text/event-stream" in request.headers.get("accept", "")
-    if request.method == "POST" or by_script:
+    if request.method == "POST" or _by_script(request):
         return message(request, "You are not logged in any more. Nothing was done. Log in, and repeat it.", status=401)
-    where = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"{PREFIX}/login?next={quote(where, safe='')}", status_code=303)
+    return RedirectResponse(f"{PREFIX}/login?next={quote(asked_for(request), safe='')}", status_code=303)

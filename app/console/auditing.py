@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _ALL: Final = 2**53
 _NAMES: Final = [one.name for one in fields(Entry)]
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+# Behind `;` and line ends too: a spreadsheet may separate cells by `;`, and then sees no quotes of ours.
+_FORMULA: Final = re.compile(r"(?:\A|(?<=[;\r\n]))(?=[ \t\"]*[=+\-@])|\A(?=[\t\r])")
 
 
 class Auditing:
@@ -101,7 +103,7 @@ def _cell(value: Any) -> Any:
     """What a spreadsheet takes for a text or a number, and for no formula."""
     if isinstance(value, dict):
         value = json.dumps(value)
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return _FORMULA.sub("'", value) if isinstance(value, str) else value
 
 
 def _row(values: Sequence[Any]) -> str:

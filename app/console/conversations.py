@@ -15,7 +15,7 @@ from shellback.client.facts import Approval, Session
 from shellback.client.operations import Asking, require_conversation
 from shellback.client.said import Said, parts_of
 from shellback.console.access import Page, caller_of
-from shellback.console.pages import asked_for, page, path, searched
+from shellback.console.pages import page, path, searched
 from shellback.console.waiting import told
 from shellback.exec.core.display import request_lines
 from shellback.storage import transcript
@@ -55,8 +55,8 @@ class Conversations:
         def look(at: Asking) -> list[Standing]:
             return at.where.database.read_now(standing.look, limit=LISTED, with_text=text)
 
-        found = await self._local.within(caller_of(request), look)
-        return page(request, "conversations.html", found=found, text=text, again=asked_for(request))
+        found = await self._local.within(caller_of(request), look, threads="search" if text else "quick")
+        return page(request, "conversations.html", found=found, text=text)
 
     async def _one(self, request: Request) -> Response:
         name, caller = request.path_params["name"], caller_of(request)

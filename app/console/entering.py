@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from shellback.console.access import COOKIE, Page, account_of, login_of, named_by_proxy, secret_of
+from shellback.console.access import COOKIE, Page, account_of, leading_on, login_of, named_by_proxy, secret_of
 from shellback.console.pages import PREFIX, message, page
 from shellback.console.passwords import LONGEST, SHORTEST, Attempts, Busy, Passwords
 from shellback.exec.core.display import visible_line
@@ -58,7 +58,7 @@ class Entering:
         if (named := named_by_proxy(request)) is None:
             return page(request, "login.html", then=then, said="")
         # Whatever account is in the cookie: the proxy says who asks.
-        answer = await self._entered(request, _name(named), None, then)
+        answer = await self._entered(request, named, None, then) if _name(named) == named else None
         if answer is not None:
             return answer
         log.warning("a login to the console was refused: %s", visible_line(_name(named)))
@@ -102,7 +102,10 @@ class Entering:
         secret = await self._database.write(enter)
         if secret is None:
             return None
-        answer = RedirectResponse(_local(then), status_code=303)
+        if kept is None:
+            answer = leading_on(request, f"You are logged in as {name}.", _local(then))
+        else:
+            answer = RedirectResponse(_local(then), status_code=303)
         answer.set_cookie(
             COOKIE, secret, max_age=int(accounts.LOGIN_S), path=PREFIX, secure=self._secure, httponly=True,
             samesite="strict",

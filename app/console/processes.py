@@ -63,7 +63,8 @@ class Processes:
         shown, text = "" if log is None else without_controls(log.text), searched(request)
         found = None
         if log is not None and text:
-            found = await self._local.within(caller, partial(_lines_with, session.id, text, err=err))
+            search = partial(_lines_with, session.id, text, log.bytes_total, err=err)
+            found = await self._local.within(caller, search, threads="search")
         return page(
             request, "process.html", one=_told(session), log=log, shown=shown, note=note, err=err, lines=LINES,
             text=text, found=found, searched=SEARCHED_BYTES // 2**20,
@@ -98,11 +99,9 @@ class Processes:
         return RedirectResponse(path("processes", session_id), status_code=303)
 
 
-def _lines_with(session_id: str, text: str, at: Asking, *, err: bool) -> list[str]:
-    """The last lines of the output that have this text, in small or capital letters."""
+def _lines_with(session_id: str, text: str, end: int, at: Asking, *, err: bool) -> list[str]:
+    """The last lines of the output before `end` that have this text, in small or capital letters."""
     found, wanted, rest = deque[str](maxlen=LINES), text.casefold(), ""
-    part = logs(at, id=session_id, lines=0, stderr=err)
-    end = part.bytes_total
     part = logs(at, id=session_id, offset=max(0, end - SEARCHED_BYTES), stderr=err)
     while True:
         *lines, rest = (rest + without_controls(part.text)).split("\n")

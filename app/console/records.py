@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from shellback.client.operations import Asking
 from shellback.console.access import Page, caller_of
 from shellback.console.pages import PREFIX, ago, day, page, path, stamp
 from shellback.console.tables import Columns, Table, table_of
+from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.policy.rules.file import load
 from shellback.storage import rules
 from shellback.storage.rules import Saved
@@ -22,6 +24,7 @@ from shellback.work.queue import costs, standing
 
 if TYPE_CHECKING:
     from shellback.client.local import Local
+    from shellback.exec.policy.rules.rule import Rule
 
 
 class Records:
@@ -43,14 +46,19 @@ class Records:
     async def _rules(self, request: Request) -> Response:
         def look(at: Asking) -> list[Table]:
             saved = at.where.database.read_now(rules.find, everything=True)
-            written = load(at.where.settings.policy).rules
+            written: Sequence[Rule] = ()
+            unread = "None."
+            try:
+                written = load(at.where.settings.policy).rules
+            except PolicyUnusable as error:
+                unread = f"They cannot be read: {error}."
             none = "No rule is saved. Each request that waits leads to one for it."
             table = table_of("Rules that people saved", saved, _SAVED, none)
             table.ends.extend(path("rules", one.rule.id, "revoke") if one.state == "active" else None for one in saved)
             return [
                 table,
                 table_of(
-                    "Rules of the policy file", written, {"rule": lambda one: one.described(), "note": "note"}, "None."
+                    "Rules of the policy file", written, {"rule": lambda one: one.described(), "note": "note"}, unread
                 ),
             ]
 

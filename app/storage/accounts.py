@@ -55,7 +55,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """One browser that an account is logged in with. `left_s` is the time until it ends by itself."""
+    """One browser that an account is logged in with. `left_s` is the time until it ends by itself.
+
+    `by_proxy`: it was made because a proxy named the account, and not by the password.
+    """
 
     digest: str
     account: Account
@@ -64,6 +67,7 @@ class Login:
     used_at: float
     left_s: float
     idle_s: float
+    by_proxy: bool
     kind: Literal["console"] = "console"
 
     @property
@@ -160,7 +164,7 @@ def remove(conn: sa.Connection, name: str) -> None:
 def log_in(conn: sa.Connection, name: str, *, password: str | None, program: str) -> str | None:
     """Make a login; returns its secret. None if the hash of the account's password is not this one any more.
 
-    With None as `password` somebody else has proved who it is; then None is returned if there is no such account.
+    With None as `password` a proxy has said who it is; then None is returned if there is no such account.
     """
     row = rows.lock_row(conn, accounts, name)
     if row is None or password not in {None, row["password"]}:
@@ -170,8 +174,8 @@ def log_in(conn: sa.Connection, name: str, *, password: str | None, program: str
     newest = sa.select(logins.c.digest).where(mine).order_by(logins.c.used_at.desc()).limit(LOGINS - 1)
     conn.execute(sa.delete(logins).where(mine, logins.c.digest.not_in(newest)))
     secret = secrets.token_urlsafe(32)
-    values = {"account": name, "program": program[:200], "created_at": now, "used_at": now}
-    conn.execute(sa.insert(logins).values(digest=digest_of(secret), **values))
+    values = {"account": name, "program": program[:200], "by_proxy": password is None}
+    conn.execute(sa.insert(logins).values(digest=digest_of(secret), created_at=now, used_at=now, **values))
     return secret
 
 
@@ -222,6 +226,7 @@ def _login(row: sa.Row[Any], now: float) -> Login:
         used_at=row.login_used_at,
         left_s=min(row.login_created_at + LOGIN_S, row.login_used_at + IDLE_S) - now,
         idle_s=now - row.login_used_at,
+        by_proxy=row.login_by_proxy,
     )
 
 

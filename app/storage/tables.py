@@ -402,6 +402,8 @@ logins: Final = sa.Table(
     sa.Column("digest", sa.String(64), primary_key=True),  # SHA-256 of the cookie, which is kept nowhere
     sa.Column("account", sa.String(64), nullable=False, index=True),
     sa.Column("program", sa.String(200), nullable=False),  # what the browser calls itself
+    # made because a proxy named the account, and used only while it does
+    sa.Column("by_proxy", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("created_at", sa.Float, nullable=False),  # this and the other in the database's time
     sa.Column("used_at", sa.Float, nullable=False),
 )

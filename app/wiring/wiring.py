@@ -206,7 +206,7 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
         plain_environment(),
         platform.node(),
         # Not a bound method: which values are secret is looked up for each notice.
-        lambda text: where.mask.hide_text(text),  # noqa: PLW0108
+        lambda text: where.mask.shown(text),  # noqa: PLW0108
         console=f"{settings.console_url}{CONSOLE}" if settings.console_url else "",
     )
 

@@ -1,4 +1,4 @@
-"""What each turn has cost: requests to the model, and tokens."""
+"""What each turn has cost: requests to the model, and tokens. Also which logins were made by the word of a proxy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ COLUMNS = (("requests", sa.Integer()), ("tokens_in", sa.BigInteger()), ("tokens_
 def upgrade() -> None:
     for name, kind in COLUMNS:
         op.add_column("turns", sa.Column(name, kind))
+    op.add_column("logins", sa.Column("by_proxy", sa.Boolean, nullable=False, server_default=sa.false()))
 
 
 def downgrade() -> None:
+    op.drop_column("logins", "by_proxy")
     for name, _ in COLUMNS:
         op.drop_column("turns", name)

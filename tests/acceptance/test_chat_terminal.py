@@ -269,18 +269,20 @@ def test_a_worker_at_a_terminal_shows_its_log_and_no_banner_of_the_agent_framewo
 def test_what_was_typed_is_there_in_the_next_chat_and_no_answer_is(place: Stage) -> None:
     with pane(place, rows=60, cols=120) as seat:
         chatting(seat, "kept")
-        seat.does("$ touch kept.txt", r"\[\?\]$")
+        seat.does("$ touch kept.txt https://bob:hunter2x@host/", r"\[\?\]$")
         seat.does("n not this one", "Denied by")
         seat.line("/ps")
         seat.until("no running processes")
         seat.keys("C-d", shows="code=0")
         chatting(seat, "kept")
         seat.keys("Up", shows="^> /ps$")
-        seat.keys("Up", shows=r"^> \$ touch kept.txt$")
+        seat.keys("Up", shows=r"^> \$ touch kept.txt https://bob:\*{3}@host/$")
         seat.keys("C-c", "C-d", shows="code=0")
     file = place.home / "chat_history"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert [line for line in file.read_text().splitlines() if "kept" in line][-1] == '"$ touch kept.txt"'
+    assert [line for line in file.read_text().splitlines() if "kept" in line][
+        -1
+    ] == '"$ touch kept.txt https://bob:***@host/"'
     assert "not this one" not in file.read_text()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
+from shellback.storage import accounts
 from tests.browsers import PATIENCE_MS, WIDTHS, chromium, come_in, fits, page_of
 from tests.serving import Served, served
 from tests.stage import Stage, staged
@@ -84,3 +85,44 @@ def test_what_is_typed_stays_while_another_request_comes_and_a_decision_elsewher
     expect(page.locator(".card.request")).to_contain_text("file-of-second")
     place.decide(place.pending(f"{name}-2"), "denied")
     expect(page.get_by_text("Nothing waits.")).to_be_visible()
+
+
+ELSEWHERE = "http://localhost/"
+"""Another site than that of the server, which is at 127.0.0.1."""
+
+
+def led_to(page: Page, there: str) -> None:
+    """Open a page of the console by a link on a page of another site, and by a redirect of that site."""
+
+    def answer(route: Route) -> None:
+        if route.request.url == ELSEWHERE:
+            route.fulfill(content_type="text/html", body=f'<a href="{there}">one</a> <a href="/sent">two</a>')
+        else:
+            route.fulfill(status=303, headers={"location": there})
+
+    page.route(f"{ELSEWHERE}**", answer)
+    for link in ("one", "two"):
+        page.goto(ELSEWHERE)
+        page.click(f"text={link}")
+        expect(page.get_by_role("heading", name="Rules", exact=True)).to_be_visible()
+        assert page.url == there
+
+
+def test_who_is_logged_in_gets_the_page_that_another_site_leads_to(
+    place: Stage, server: Served, browser: Browser
+) -> None:
+    page = browser.new_page()
+    come_in(page, place, server)
+    led_to(page, f"{server.base}/console/rules")
+    page.close()
+
+
+def test_who_is_named_by_the_proxy_gets_the_page_that_another_site_leads_to_with_one_login(
+    place: Stage, browser: Browser
+) -> None:
+    place.write(accounts.add, "led", role="viewer", owner="test")
+    with served(place, AUTH_PROXY_HEADER="X-Forwarded-User", AUTH_PROXY_FROM="127.0.0.1") as server:
+        page = browser.new_page(extra_http_headers={"x-forwarded-user": "led"})
+        led_to(page, f"{server.base}/console/rules")
+        page.close()
+    assert len(place.read(accounts.logged_in, "led")) == 1

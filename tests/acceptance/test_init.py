@@ -116,6 +116,26 @@ def test_the_variable_of_a_key_is_named_and_no_key_is_asked_for(place: Stage) ->
     assert_refused(init(place, "--yes", "--model", "opena:x"), "MODEL='opena:x' is not known")
 
 
+def test_that_agents_run_nothing_stays_so_unless_that_is_said(place: Stage) -> None:
+    assert init(place, "--yes", "--sandbox", "off").returncode == 0
+    again = facts(init(place, "--yes", "--model", "offline", "--json"))
+    assert (again["changed"], again["settings"]["ENABLE_EXECUTE"]) == (False, "false")
+    by_variable = facts(init(place, "--yes", "--force", "--json", BACKEND="host", ENABLE_EXECUTE="false"))
+    assert by_variable["settings"]["ENABLE_EXECUTE"] == "false"
+
+
+def test_a_file_that_is_kept_elsewhere_is_written_there(place: Stage) -> None:
+    file, real = place.home / ".env", place.root / "dotfiles" / "shellback.env"
+    file.symlink_to(real)
+    assert_refused(init(place, "--yes", "--sandbox", "host"), "whose directory is missing")
+    real.parent.mkdir()
+    real.write_text("TURN_SLOTS=7\n")
+    assert init(place, "--yes", "--sandbox", "host").returncode == 0
+    assert file.readlink() == real
+    assert real.read_text().startswith("TURN_SLOTS=7\n")
+    assert in_force(place, place.root)["BACKEND"] == ("host", str(file))
+
+
 def test_two_at_once_leave_one_whole_file() -> None:
     with stage() as made:
         argv = [*PROGRAM, "init", "--yes", "--force", "--sandbox"]

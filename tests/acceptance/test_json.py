@@ -167,9 +167,13 @@ def created_of(session: str) -> Any:
     return sa.select(sessions.c.created_at).where(sessions.c.id == session)
 
 
-@pytest.mark.parametrize("command", ["ps", "approvals list", "tokens list", "containers", "workspaces list"])
+@pytest.mark.parametrize(
+    "command", ["ps", "ps --unknown", "approvals list", "tokens list", "containers", "workspaces list"]
+)
 def test_a_field_that_there_is_not_is_refused_with_those_that_there_are(place: Stage, command: str) -> None:
     known = columns_of(command, "sessions" if command == "ps" else "")
+    if "--unknown" in command:
+        assert told(place, *command.split(), "-o", f"{known[0]},since").stdout == f"{known[0].upper()}  SINCE\n"
     assert_refused(
         told(place, *command.split(), "-o", f"{known[0]},nothing"), "there is no field 'nothing'", ", ".join(known[:2])
     )

@@ -123,7 +123,7 @@ def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> N
 
 
 def test_an_approval_is_told_to_a_webhook_that_fails_first_and_nobody_waits_for_it(loop: Stage, hook: Hook) -> None:
-    loop.send("$ echo told", Hook.SLOW)
+    loop.send("$ echo told https://bob:hunter2x@host.example/", Hook.SLOW)
     request = loop.pending(Hook.SLOW)
     assert hook.seen.wait(60)
     loop.approve(Hook.SLOW)
@@ -136,7 +136,8 @@ def test_an_approval_is_told_to_a_webhook_that_fails_first_and_nobody_waits_for_
     assert hook.told[0] == hook.told[1]
     assert hook.told[0]["kind"] == "approval"
     assert hook.told[0]["approval"]["id"] == request.id
-    assert hook.told[0]["approval"]["display"]["command"] == "echo told"
+    assert hook.told[0]["approval"]["display"]["command"] == "echo told https://bob:***@host.example/"
+    assert "hunter2x" not in json.dumps(hook.told)
     # The webhook has it before the worker has its answer.
     doctor = loop.until("it is on record as sent", lambda: _of_the_doctor(loop, "a webhook; last sent"))
     assert KEY not in doctor + (loop.home / "worker.log").read_text()

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
-from shellback.exec.log.plain_text import SEQUENCES
+from shellback.exec.log.plain_text import SEQUENCES, masked
 from shellback.exec.log.shapes import BEGUN, LONGEST, SHAPES
 
 re2: Final[Any] = _re2  # the module has no types
@@ -292,6 +292,10 @@ class Mask:
         if self.mode != "mask":
             return text
         return self.hide(text.encode("utf-8", "replace"), ends=False).data.decode("utf-8", "replace")
+
+    def shown(self, text: str) -> str:
+        """A text as whoever may not know secrets sees it: also without passwords in addresses, whatever `mode` is."""
+        return masked(self.hide_text(text))
 
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""

@@ -25,6 +25,7 @@ DELAYS_S: Final = (2.0, 10.0, 60.0, 300.0, 1800.0)
 FAR_S: Final = 86_400.0
 """Longer than any delay."""
 TEXT_CHARS: Final = 4_000
+"""So much of the text of a notice is sent."""
 ERROR_CHARS: Final = 500
 
 
@@ -33,7 +34,7 @@ class Outbox:
     """Writes notices. `host` is the name of this machine; with `on` false nothing is written.
 
     `console` is the address of the console, as people open it; with one, a notice has a link to what it is about. The
-    text of a notice is escaped for a terminal, and cut if it is long; `approval` has the whole call.
+    text of a notice is escaped for a terminal; `approval` has the whole call.
     """
 
     host: str = ""
@@ -58,7 +59,7 @@ class Outbox:
         payload = {
             "kind": kind,
             "conversation": conversation_id,
-            "text": _cut(visible(text)),
+            "text": visible(text),
             "approval": approval,
             "link": self._link(conversation_id, approval),
             "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
@@ -82,10 +83,6 @@ class Outbox:
 
 
 SILENT: Final = Outbox()
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ class Notifier:
         about = {"conversation": notice.conversation_id, "notice": notice.id}
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self.target.send(await asyncio.to_thread(_without_secrets, notice.payload, self.hide))
+                await self.target.send(await asyncio.to_thread(_told, notice.payload, self.hide))
         except TimeoutError:
             error = f"no answer within {self.timeout_s:g} s"
         except NotSent as failure:
@@ -201,6 +201,13 @@ class Notifier:
             log.warning("a notice of kind %s was not sent: %s; it is tried again", notice.kind, error, extra=about)
         else:
             log.error("a notice of kind %s is given up: %s", notice.kind, error, extra=about)
+
+
+def _told(payload: dict[str, Any], hide: Callable[[str], str]) -> dict[str, Any]:
+    """A notice as it is sent: cut after secrets were hidden, which nobody would find any more in what was cut."""
+    told: dict[str, Any] = _without_secrets(payload, hide)
+    text = str(told.get("text", ""))
+    return told | {"text": text[: notices.TEXT_CHARS] + "…"} if len(text) > notices.TEXT_CHARS else told
 
 
 def _without_secrets(value: Any, hide: Callable[[str], str]) -> Any:

@@ -22,8 +22,10 @@ import sqlalchemy as sa
 from starlette.routing import BaseRoute
 from starlette.routing import Mount as Below
 
+from shellback.client.caller import Caller
 from shellback.client.deciding import edited
-from shellback.client.local import Local
+from shellback.client.local import SEARCHES, Local
+from shellback.client.operations import Asking
 from shellback.console import site
 from shellback.console.access import COOKIE, Page
 from shellback.console.changes import Changes
@@ -287,6 +289,42 @@ def test_a_rule_is_saved_as_it_was_shown_with_the_decision_and_can_be_revoked(
     noted = place.read(audit.find, events=("rule_added", "rule_revoked"), by="the-operator")
     assert [(one.event, one.surface) for one in noted] == [("rule_added", "console"), ("rule_revoked", "console")]
     assert person.post("/rules/none/revoke").status_code == 400
+
+
+def test_a_rule_that_holds_longer_than_was_shown_is_not_taken_for_it(place: Stage, crowd: Crowd) -> None:
+    person = crowd.person("who-remembers")
+    long, short = (asked(place, "longer", "touch longer", key=key) for key in "12")
+    for request, days, status in ((long, 30, 303), (short, 2, 409)):
+        path = f"/requests/{request.id}/rule"
+        answer = person.post(path, **told_to_save(person.get(f"{path}?days={days}").text))
+        assert answer.status_code == status
+    (saved,) = place.read(rules.find)
+    assert f"the rule {saved.rule.id} is the same and ends later" in html.unescape(answer.text)
+    assert place.read(approvals.get, short.id).state == "pending"
+    # One that ends sooner is prolonged, as it was shown.
+    path = f"/requests/{short.id}/rule"
+    assert person.post(path, **told_to_save(person.get(f"{path}?days=31").text)).status_code == 303
+    (prolonged,) = place.read(rules.find)
+    assert prolonged.rule.id == saved.rule.id
+    assert prolonged.rule.expires_at != saved.rule.expires_at
+    person.post(f"/rules/{saved.rule.id}/revoke")
+
+
+def test_rules_can_be_revoked_while_the_policy_file_is_broken(place: Stage, crowd: Crowd) -> None:
+    request, person = asked(place, "broken", "touch broken"), crowd.person("who-revokes")
+    path = f"/requests/{request.id}/rule"
+    person.post(path, **told_to_save(person.get(path).text))
+    (saved,) = place.read(rules.find)
+    file = place.home / "shellback.toml"
+    file.write_text("[[rules]\n")
+    try:
+        page = person.get("/rules")
+        assert (page.status_code, "They cannot be read: " in page.text) == (200, True)
+        assert f"/rules/{saved.rule.id}/revoke" in page.text
+        assert person.post(f"/rules/{saved.rule.id}/revoke").status_code == 303
+    finally:
+        file.unlink()
+    assert place.read(rules.find) == []
 
 
 def test_what_cannot_be_remembered_is_said_and_what_only_a_client_can_change_is_refused(
@@ -559,7 +597,9 @@ def test_whom_a_trusted_proxy_names_is_logged_in_if_there_is_such_an_account(pla
     person = behind_proxy.browser(**{"x-forwarded-user": proxied})
     to_login = person.get("/rules")
     assert to_login.headers["location"] == "/console/login?next=%2Fconsole%2Frules"
-    assert person.get("/login?next=%2Fconsole%2Frules").headers["location"] == "/console/rules"
+    entered = person.get("/login?next=%2Fconsole%2Frules")
+    # A redirect would be a part of the navigation that another site may have begun, and not bring the cookie.
+    assert (entered.status_code, entered.headers["refresh"]) == (200, "0; url=/console/rules")
     assert proxied in person.get("/account").text
     noted = place.read(audit.find, events=("logged_in",), by=proxied)
     assert [str(one.reason)[:18] for one in noted] == ["as the proxy says:"]
@@ -568,11 +608,49 @@ def test_whom_a_trusted_proxy_names_is_logged_in_if_there_is_such_an_account(pla
     assert person.get("/account").status_code == 303
     person.get("/login")
     assert "somebody-else" in person.get("/account").text
-    unknown = behind_proxy.browser(**{"x-forwarded-user": "no-such\x7faccount"}).get("/login")
-    assert (unknown.status_code, "There is no account" in unknown.text) == (403, True)
+    longest = "x" * 64
+    place.write(accounts.add, longest, role="viewer", owner="test")
+    for name in ("no-such\x7faccount", f"{longest}y"):
+        unknown = behind_proxy.browser(**{"x-forwarded-user": name}).get("/login")
+        assert (unknown.status_code, "There is no account" in unknown.text) == (403, True)
+    assert place.read(accounts.logged_in, longest) == []
+    place.write(accounts.remove, longest)
     assert behind_proxy.browser().get("/login").status_code == 200
     both = behind_proxy.browser().web.get("/console/login", headers=[("x-forwarded-user", proxied)] * 2)
     assert (both.status_code, "set-cookie" in both.headers) == (200, False)
+
+
+def test_a_login_by_the_proxys_word_is_used_only_while_the_proxy_names_its_account(
+    place: Stage, crowd: Crowd, behind_proxy: Crowd
+) -> None:
+    name = f"named-{place.where.database.dialect}"
+    link = invited(place, name, "viewer")
+    named = behind_proxy.browser(**{"x-forwarded-user": name})
+    named.get("/login")
+    assert named.get("/account").status_code == 200
+    cookie = f"{COOKIE}={named.web.cookies[COOKIE]}"
+    for unnamed in (behind_proxy.browser(cookie=cookie), crowd.browser(cookie=cookie)):
+        assert unnamed.get("/account").status_code == 303
+    crowd.browser().post(link, csrf="", password=PASSWORD, again=PASSWORD)
+    by_password = crowd.browser()
+    by_password.enter(name)
+    elsewhere = behind_proxy.browser(cookie=f"{COOKIE}={by_password.web.cookies[COOKIE]}")
+    assert elsewhere.get("/account").status_code == 200
+
+
+def test_what_another_site_opens_is_opened_again_as_the_cookie_comes_only_then(
+    people: dict[Role, Visitor], crowd: Crowd, behind_proxy: Crowd
+) -> None:
+    led = {"sec-fetch-site": "cross-site"}
+    for browser in (crowd.browser(**led), behind_proxy.browser(**led, **{"x-forwarded-user": "the-viewer"})):
+        for path in ("/requests/none?x=1", "/login?next=%2Fconsole%2Frules"):
+            again = browser.get(path)
+            assert (again.status_code, again.headers["refresh"]) == (200, "0")
+            assert "set-cookie" not in again.headers
+        assert "refresh" not in browser.get("/rules", headers={"sec-fetch-site": "same-origin"}).headers
+        assert browser.get("/rules", headers={"hx-request": "true"}).status_code == 401
+        assert browser.post("/logout", csrf="").status_code == 401
+    assert people["viewer"].get("/rules", headers=led).status_code == 200
 
 
 def test_a_header_of_others_than_the_named_proxies_is_nothing(place: Stage, crowd: Crowd) -> None:
@@ -645,12 +723,43 @@ def test_a_conversation_is_found_by_its_name_a_message_or_an_answer(place: Stage
     ):  # fmt: skip
         page = people["viewer"].get("/conversations", params={"text": text}).text
         assert {name for name in names if f">{name}</a>" in page} == found, text
+        assert 'data-hx-get="' not in page  # it reads much
+    assert 'data-hx-get="/console/conversations"' in people["viewer"].get("/conversations").text
+
+
+@pytest.mark.anyio
+async def test_a_few_searches_run_at_once_and_decisions_do_not_wait_for_them(place: Stage) -> None:
+    local, go_on, loop = (
+        Local(lambda: contextlib.nullcontext(place.where)),
+        threading.Event(),
+        asyncio.get_running_loop(),
+    )
+    begun = asyncio.Semaphore(0)
+
+    def search(_at: Asking) -> bool:
+        loop.call_soon_threadsafe(begun.release)
+        return go_on.wait(30)
+
+    caller = Caller(by="ada")
+    searches = [asyncio.create_task(local.within(caller, search, threads="search")) for _ in range(20)]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(SEARCHES):
+                await begun.acquire()
+            assert await local.within(caller, lambda _at: "decided") == "decided"
+        assert begun.locked()
+    finally:
+        go_on.set()
+    assert await asyncio.gather(*searches) == [True] * 20
+    await local.close()
 
 
 def test_the_audit_is_narrowed_and_exported_whole_and_no_cell_is_a_formula(
     place: Stage, people: dict[Role, Visitor]
 ) -> None:
-    first, second = (asked(place, "exported", command, key=key) for command, key in (("=1+1", "1"), ("make b", "2")))
+    first, second = (
+        asked(place, "exported", command, key=key) for command, key in (("=1+1", "1"), ('make b;=2;\n"+3', "2"))
+    )
     for one in (first, second):
         people["approver"].post(f"/requests/{one.id}/deny", digest=one.digest, reason="@SUM(1)")
     for event, by in (("denied", "the-approver"), ("asked", "")):
@@ -661,7 +770,7 @@ def test_the_audit_is_narrowed_and_exported_whole_and_no_cell_is_a_formula(
         lines = people["viewer"].get("/audit/export.jsonl", params=query).text.splitlines()
         assert [json.loads(line)["request_id"] for line in lines] == [first.id, second.id]
         rows = [*csv.DictReader(io.StringIO(people["viewer"].get("/audit/export.csv", params=query).text))]
-        assert [row["command"] for row in rows] == ["'=1+1", "make b"]
+        assert [row["command"] for row in rows] == ["'=1+1", "make b;'=2;\n'\"+3"]
         assert {row["reason"] for row in rows} == ({"'@SUM(1)"} if event == "denied" else {""})
     assert people["viewer"].get("/audit", params={"by": "nobody-at-all"}).text.count("<tr>") == 0
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from shellback.client.deciding import Deciding
 from shellback.exec.core.errors import PolicyUnusable, WorkspaceUnusable
 from shellback.exec.policy.rules.named import OWN
 from shellback.mcp_server.answer import Asked
@@ -26,6 +28,7 @@ from tests import sandboxes
 from tests.bound import added, begun, called, connected
 from tests.clients import client, text_of
 from tests.commands import assert_refused, facts, shellback, told
+from tests.consoles import asked
 from tests.podmans import contained
 from tests.stage import Stage, stage
 
@@ -247,6 +250,20 @@ async def test_a_client_of_one_workspace_works_by_its_settings(on: Stage) -> Non
         # Only a sandbox lets it run without a person.
         assert text_of(await one.session.call_tool("execute", {"command": "pwd"})).startswith(f"{site}\n")
     assert [session.backend for session in on.sessions()] == ["bubblewrap"]
+
+
+def test_rules_for_a_call_are_made_by_the_settings_of_its_workspace(on: Stage) -> None:
+    data = on.root / "data"
+    data.mkdir()
+    site = own(on, "site", BOXED, f'sandbox_readable = "{data}"\n')
+    begun(on, "site", "site")
+    command = f"cat {data}/a; touch b"
+    display = {"command": command, "cwd": str(site), "backend": "bubblewrap", "profile": "workspace-write"}
+    request = replace(asked(on, "site", command), display=display)
+    with wiring.enqueuing(on.where) as enqueuer:
+        deciding = Deciding(where=on.where, enqueuer=enqueuer, by="ada", surface="cli")
+        # What the sandbox shows may be read without a rule.
+        assert [rule.match.prefix for rule in deciding.rules(request)] == [("touch", "b")]
 
 
 async def test_containers_are_those_of_one_workspace_beside_the_host(canned: Stage) -> None:

@@ -252,6 +252,15 @@ async def test_with_off_nothing_is_looked_for(tmp_path: Path) -> None:
     assert (shown.text, shown.secrets) == (f"{value}\n", 0)
 
 
+@pytest.mark.parametrize("mode", ["mask", "warn", "off"])
+def test_a_text_that_is_shown_has_no_password_of_an_address_whatever_is_masked(mode: Any) -> None:
+    mask = Mask(mode, lambda: [("API_KEY", "k3y-of-somebody-01")])
+    mask.refresh()
+    shown = mask.shown("curl https://bob:hunter2x@host -H 'Authorization: Bearer abcdefgh12345678' k3y-of-somebody-01")
+    key = "[secret API_KEY]" if mode == "mask" else "k3y-of-somebody-01"
+    assert shown == f"curl https://bob:***@host -H 'Authorization: Bearer ***' {key}"
+
+
 def test_what_is_found_is_counted() -> None:
     value, counts = word(), list[int]()
     mask = mask_of(value)
