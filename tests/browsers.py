@@ -70,5 +70,6 @@ def come_in(page: Page, on: Stage, server: Served, role: Role = "operator") -> s
 
 
 def fits(page: Page) -> None:
-    """Nothing is wider than the screen."""
+    """Nothing is wider than the screen, once the style of the page is there."""
+    page.wait_for_load_state()
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
