@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 OFF: Final = "off"
 SANDBOXES: Final = ("auto", *KINDS, OFF)
 HEADER: Final = "# Settings for all commands with this state directory; .env.example explains each.\n"
-NEXT: Final = {
-    "offline": "$ ls -la",
-    "": "What is in this directory?",
-}
-"""A first message for each model; "" stands for all others."""
+OFFLINE: Final = "offline"
 
 
 class Question(NamedTuple):
@@ -76,7 +72,7 @@ def init(workspace: str | None, model: str | None, sandbox: str | None, yes: boo
     told = [f"{'wrote' if changed else 'nothing to change in'} {file}", *([f"made {made}"] if made else [])]
     told += _overruled(file, wanted)
     facts, lines = checked(all_checks(load_settings()))
-    first = NEXT.get(wanted["MODEL"], NEXT[""])
+    first = "$ ls -la" if wanted["MODEL"] == OFFLINE else "What is in this directory?"
     talks = [f"next: `shellback chat`, and a first message: {first}"] if facts["ok"] else []
     show(
         {"file": str(file), "changed": changed, "settings": wanted, "message": first, **facts},
@@ -112,7 +108,7 @@ def _workspace(settings: Settings, answer: str) -> dict[str, str]:
 
 
 def _model(settings: Settings, answer: str) -> dict[str, str]:
-    if answer != "offline":
+    if answer != OFFLINE:
         from shellback.agent.builtin import choose_model
         from shellback.agent.errors import KeyMissing, ModelUnavailable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
     from shellback.work.approvals.event import Event
 
-SERVER = click.option(
-    "--url", help="The address of the server, as in browsers. Default: CONSOLE_URL, or http://127.0.0.1:8765."
-)
+URL: Final = "http://127.0.0.1:8765"
+"""The address of `serve` without options."""
+SERVER = click.option("--url", help=f"The address of the server, as in browsers. Default: CONSOLE_URL, or {URL}.")
 
 
 @click.group()
@@ -57,7 +57,7 @@ def add(name: str, role: Any, url: str | None) -> None:
         return secret
 
     with opened() as where:
-        _print(url or where.settings.console_url, where.database.write_now(make))
+        _print(url or where.settings.console_url or URL, where.database.write_now(make))
 
 
 @users.command()
@@ -79,7 +79,7 @@ def link(name: str, url: str | None) -> None:
         return secret
 
     with opened() as where:
-        _print(url or where.settings.console_url, where.database.write_now(make))
+        _print(url or where.settings.console_url or URL, where.database.write_now(make))
 
 
 @users.command("list")
@@ -174,7 +174,7 @@ def logout(name: str, login: str) -> None:
 def _print(url: str, secret: str) -> None:
     from shellback.settings import CONSOLE
 
-    whole = f"{(url or 'http://127.0.0.1:8765').rstrip('/')}{CONSOLE}/first/{secret}"
+    whole = f"{url.rstrip('/')}{CONSOLE}/first/{secret}"
     show({"link": whole}, [shown_line(whole)])
 
 

@@ -203,7 +203,7 @@ def log_out(conn: sa.Connection, name: str, login_id: str = "") -> int:
     """
     its = logins.c.account == name
     if login_id:
-        found = rows.begun(conn, logins.c.digest, login_id, its)
+        found = [row["digest"] for row in rows.begun(conn, logins.c.digest, login_id, its)]
         if len(found) > 1:
             raise AccountRefused(rows.candidates(login_id, "logins", [one[:SHOWN] for one in found]))
         its = sa.and_(its, logins.c.digest.in_(found))

@@ -45,10 +45,10 @@ def get(conn: sa.Connection, prefix: str) -> Finding:
     """The only finding whose id begins with `prefix`; NoSuchFinding if there is none, or more than one."""
     found = begun(conn, findings.c.id, prefix)
     if len(found) > 1:
-        raise NoSuchFinding(candidates(prefix, "findings", found))
+        raise NoSuchFinding(candidates(prefix, "findings", [row["id"] for row in found]))
     if not found:
         raise NoSuchFinding(f"there is no finding {prefix!r}: `shellback findings list --all` lists them")
-    return _finding(conn.execute(sa.select(findings).where(findings.c.id == found[0])).mappings().one())
+    return _finding(found[0])
 
 
 def open_count(conn: sa.Connection, *, conversation_id: str | None = None) -> int:

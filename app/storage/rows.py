@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -103,10 +103,16 @@ def names(
     return list(dict.fromkeys(conn.execute(query).scalars()))
 
 
-def begun(conn: sa.Connection, column: sa.Column[str], prefix: str, *which: sa.ColumnElement[bool]) -> list[str]:
-    """Ids that begin with `prefix`, only that one if it is one; enough of them for `candidates`."""
-    found = names(conn, column, prefix, *which, limit=NAMED + 1) if prefix else []
-    return [prefix] if prefix in found else found
+def begun(
+    conn: sa.Connection, key: sa.Column[str], prefix: str, *which: sa.ColumnElement[bool]
+) -> Sequence[sa.RowMapping]:
+    """Rows whose `key` begins with `prefix`, only the one that has it if there is one; enough for `candidates`."""
+    if not prefix:
+        return []
+    # In order, so that a key that is the whole prefix comes first.
+    query = sa.select(key.table).where(key.startswith(prefix, autoescape=True), *which).order_by(key).limit(NAMED + 1)
+    found = conn.execute(query).mappings().all()
+    return found[:1] if found and found[0][key.name] == prefix else found
 
 
 def candidates(prefix: str, what: str, found: Collection[str]) -> str:

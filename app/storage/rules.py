@@ -85,8 +85,8 @@ def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
     if not matches:
         raise InvalidCommand(f"no saved rule has the id {rule_id!r}; `shellback rules list` shows them")
     if len(matches) > 1:
-        raise InvalidCommand(rows.candidates(rule_id, "rules", matches))
-    key = matches[0]
+        raise InvalidCommand(rows.candidates(rule_id, "rules", [row["id"] for row in matches]))
+    key = matches[0]["id"]
     now = rows.now(conn)
     rows.change_some(conn, rules, rules.c.id == key, rules.c.revoked_at.is_(None), revoked_at=now, revoked_by=by)
     return _saved(conn.execute(sa.select(rules).where(rules.c.id == key)).one(), now)

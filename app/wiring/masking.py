@@ -47,6 +47,7 @@ def _credentials(settings: Settings) -> Iterator[tuple[str, str]]:
     from shellback.settings import secret_environment
 
     with contextlib.suppress(PolicyUnusable):  # whoever needs the file is told
-        for name in ("", *workspaces(settings.policy)):
+        # One without settings of its own has the credentials of the default one.
+        for name in ("", *(name for name, one in workspaces(settings.policy).items() if one.own)):
             with contextlib.suppress(PolicyUnusable):
                 yield from known_values(listed_in(settings.policy, secret_environment(), name).credentials).items()

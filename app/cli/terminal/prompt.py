@@ -196,7 +196,7 @@ class Prompt(Seat):
             self._session.app.invalidate()
 
     def _in_loop(self, work: Coroutine[Any, Any, T], otherwise: T) -> T:
-        """What `work` returns; `otherwise` if a key, or the terminal's end, has ended the prompt."""
+        """What `work` returns; `otherwise` if the prompt has ended, as with its terminal."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.display import SECRETS, request_lines
 from shellback.storage.db import Database
-from shellback.storage.rows import NAMED, candidates, change, given
+from shellback.storage.rows import begun, candidates, change, given
 from shellback.storage.tables import approvals, conversations, turns
 from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import APART_S
@@ -111,13 +111,12 @@ def why_not_by_client(request: Request) -> str | None:
 
 def get(conn: sa.Connection, request_id: str) -> Request:
     """The request whose id is or begins with `request_id`; UnknownApproval if no request matches, or more than one."""
-    query = sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True))
-    found = {row["id"]: row for row in conn.execute(query.limit(NAMED + 1)).mappings()} if request_id else {}
-    if len(found) > 1 and request_id not in found:
-        raise UnknownApproval(candidates(request_id, "approval requests", found))
+    found = begun(conn, approvals.c.id, request_id)
+    if len(found) > 1:
+        raise UnknownApproval(candidates(request_id, "approval requests", [row["id"] for row in found]))
     if not found:
         raise UnknownApproval(f"no approval request {request_id!r}")
-    return Request(**found.get(request_id) or next(iter(found.values())))
+    return Request(**found[0])
 
 
 def find(

@@ -121,10 +121,11 @@ class Spent:
 
 def spent_in(messages: Iterable[ModelMessage]) -> Spent:
     """What the messages that a turn has added say about it."""
-    answers = [one for one in messages if isinstance(one, ModelResponse)]
-    tokens = [(one.usage.input_tokens, one.usage.output_tokens) for one in answers]
+    usages = [one.usage for one in messages if isinstance(one, ModelResponse)]
     return Spent(
-        requests=len(answers), tokens_in=sum(one for one, _ in tokens), tokens_out=sum(one for _, one in tokens)
+        requests=len(usages),
+        tokens_in=sum(one.input_tokens for one in usages),
+        tokens_out=sum(one.output_tokens for one in usages),
     )
 
 
