@@ -206,11 +206,13 @@ async def test_a_workspace_whose_backend_cannot_be_had_is_named_and_the_others_w
         assert not (await called(on, calls, "plain", "execute", key="a", command="true")).failed
     checked = {one["name"]: one for one in facts(shellback(on, "doctor", "--json"), 2)["checks"]}
     on.hire()
-    log = (on.home / "worker.log").read_text()
+    log = on.home / "worker.log"
     for name, cause in causes.items():
         assert checked[f"workspace {name}"]["state"] == "fail"
         assert cause in checked[f"workspace {name}"]["text"]
-        assert f"commands cannot run in workspace {name}: " in log
+        said = f"commands cannot run in workspace {name}: "
+        # Beside the start, because a trial may hang.
+        on.until(f"the worker says of {name} that", lambda said=said: said in log.read_text())
     assert not list(on.root.glob("*/stray"))
 
 
