@@ -23,7 +23,7 @@ from pydantic_ai.usage import RunUsage
 
 from shellback.storage.db import Database
 from shellback.storage.retention import DELETING, delete_histories
-from shellback.storage.rows import insert_new, lock_name_shared
+from shellback.storage.rows import count, insert_new, lock_name_shared
 from shellback.storage.tables import history_entries as entries
 from shellback.storage.tables import history_records as records
 from shellback.storage.transcript import leading_to
@@ -68,8 +68,11 @@ class SqlConversationStore(ConversationStore):
 
 def read_record_in(conn: sa.Connection, conversation_id: str) -> ConversationRecord | None:
     """The record, or None."""
-    row = conn.execute(sa.select(records).where(records.c.conversation_id == conversation_id)).mappings().one_or_none()
+    row = conn.execute(_RECORD, {"id": conversation_id}).mappings().one_or_none()
     return None if row is None else _record(row)
+
+
+_RECORD: Final = sa.select(records).where(records.c.conversation_id == sa.bindparam("id"))  # of every turn: built once
 
 
 def read_records_in(
@@ -139,8 +142,7 @@ def _hangs_together(conn: sa.Connection, record: ConversationRecord, new_entries
     new = {entry.id for entry in new_entries}
     root = new_entries[0].parent_id if new_entries else None
     needed = {entry_id for entry_id in (record.head_id, root) if entry_id is not None} - new
-    found = conn.execute(sa.select(sa.func.count()).select_from(entries).where(entries.c.id.in_(needed))).scalar_one()
-    return found == len(needed)
+    return not needed or count(conn, entries, entries.c.id.in_(needed)) == len(needed)
 
 
 def _message(text: str) -> ModelMessage:

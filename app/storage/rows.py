@@ -147,4 +147,7 @@ def lock_name(conn: sa.Connection, name: str) -> None:
 def lock_name_shared(conn: sa.Connection, name: str) -> None:
     """Hold the lock of this name, shared, until the transaction ends (Postgres)."""
     if conn.dialect.name != "sqlite":
-        conn.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(sa.func.hashtextextended(name, 0))))
+        conn.execute(_SHARED, {"name": name})
+
+
+_SHARED: Final = sa.select(sa.func.pg_advisory_xact_lock_shared(sa.func.hashtextextended(sa.bindparam("name"), 0)))

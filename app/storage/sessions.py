@@ -369,3 +369,12 @@ def shown(conn: sa.Connection, conversation_id: str, host_id: str, ended_after: 
     """Sessions of a conversation on this host that may have a block: live, ended lately, or pinned."""
     given = {"conversation": conversation_id, "host": host_id, "ended_after": ended_after}
     return [rows.from_row(row) for row in conn.execute(_SHOWN, given)]
+
+
+def any_shown(conn: sa.Connection, conversation_id: str, host_id: str, ended_after: float) -> bool:
+    """Whether there are such sessions."""
+    given = {"conversation": conversation_id, "host": host_id, "ended_after": ended_after}
+    return conn.execute(_ANY_SHOWN, given).first() is not None
+
+
+_ANY_SHOWN: Final = _SHOWN.with_only_columns(sessions.c.id)  # the width of a row costs more than its absence

@@ -52,17 +52,7 @@ def note(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
 ) -> int:
     """Add an event and return its number. Long texts are cut, except in kinds `WHOLE`."""
-    if kind not in WHOLE:
-        payload = {key: _cut(value) for key, value in payload.items()}
-    row = {
-        "conversation_id": conversation_id,
-        "turn_id": turn_id,
-        "epoch": epoch,
-        "kind": kind,
-        "payload": payload,
-        "created_at": time.time(),
-    }
-    added = conn.execute(_ADDED, row)
+    added = conn.execute(_ADDED, _row(conversation_id, turn_id, epoch, kind, payload))
     tell_after(conn)
     assert added.inserted_primary_key is not None
     return int(added.inserted_primary_key[0])
@@ -70,8 +60,22 @@ def note(
 
 def note_all(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, events: Sequence[Noted]) -> None:
     """Add events in their order."""
-    for event in events:
-        note(conn, conversation_id, turn_id, epoch, event.kind, event.payload)
+    if events:
+        conn.execute(_ADDED, [_row(conversation_id, turn_id, epoch, *event) for event in events])
+        tell_after(conn)
+
+
+def _row(conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]) -> dict[str, Any]:
+    if kind not in WHOLE:
+        payload = {key: _cut(value) for key, value in payload.items()}
+    return {
+        "conversation_id": conversation_id,
+        "turn_id": turn_id,
+        "epoch": epoch,
+        "kind": kind,
+        "payload": payload,
+        "created_at": time.time(),
+    }
 
 
 def drop(conn: sa.Connection, numbers: Collection[int]) -> None:

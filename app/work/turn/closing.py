@@ -18,6 +18,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, SystemPromptPart, 
 from shellback.exec.core.model import SessionId
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
 from shellback.storage.history import SqlConversationStore, read_record_in, write_record_in
 from shellback.storage.rows import change
 from shellback.storage.tables import conversations, turns
@@ -180,11 +181,14 @@ def close(
         StaleTurn: Another execution holds the conversation.
         ConversationConflict: The history is not the one this turn began with.
     """
-    stored = outcome_of(conn, closing.turn_id)
-    if stored is not None:
-        return Closed(stored)
-    conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
-    stream.note_all(conn, closing.conversation_id, closing.turn_id, closing.epoch, closing.events)
+    try:
+        conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
+    except StaleTurn:
+        # Only now: the close of a turn releases its conversation.
+        if (stored := outcome_of(conn, closing.turn_id)) is not None:
+            return Closed(stored)
+        raise
+    stream.note_all(conn, closing.conversation_id, closing.turn_id, closing.epoch, _told_by(closing))
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
@@ -198,19 +202,24 @@ def close(
         asking.ask(conn, *whose, closing.proposed, ttl_s=closing.ttl_s, outbox=outbox, limit=limit)
     for request_id, call in closing.again.items():
         asking.ask_again(conn, request_id, call, closing.epoch, ttl_s=closing.ttl_s, outbox=outbox)
-    if closing.outcome != "nothing":
+    if closing.outcome != "nothing" and conversation.failures:
         change(conn, conversations, closing.conversation_id, failures=0)
     said = {"answer": _stored(closing.answer), "error": _stored(closing.error)}
     spent: dict[str, Any] = {} if closing.spent is None else asdict(closing.spent)
     change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, **spent, begun=None, ended_at=time.time())
-    if closing.answer is not None:
-        kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
-        stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
     claims.release(conn, enqueuer, conversation, blocked="approval" if waits else None)
     if waits or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
         # The wish came while the model proposed calls: they are denied. Or it covers more messages than one turn takes.
         stopping.pass_on(conn, enqueuer, conversation)
     return Closed(closing.outcome, lifetimes.any_of_turns(conn, closing.conversation_id))
+
+
+def _told_by(closing: Closing) -> Sequence[stream.Noted]:
+    """The events of a turn that are not written yet, and its answer."""
+    if closing.answer is None:
+        return closing.events
+    kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
+    return [*closing.events, stream.Noted(kind, {"text": closing.answer})]
 
 
 def _stored(text: str | None) -> str | None:

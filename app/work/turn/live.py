@@ -39,7 +39,7 @@ class LiveBlocks:
 
     def any(self, conn: sa.Connection, conversation_id: str) -> bool:
         """Whether the conversation has sessions that may have a block."""
-        return bool(rows.shown(conn, conversation_id, self._engine.host_id, time.time() - self._unpin_after_s))
+        return rows.any_shown(conn, conversation_id, self._engine.host_id, time.time() - self._unpin_after_s)
 
     def news(
         self, deps: TurnDeps, messages: Sequence[ModelMessage], conn: sa.Connection, letters: Sequence[Letter] = ()
