@@ -22,7 +22,7 @@ from shellback.work.queue.mailbox import Letter, lock
 from shellback.work.queue.queues import note_turn
 from shellback.work.turn import claims, hearing, looks
 from shellback.work.turn.claims import Entry, Wakes
-from shellback.work.turn.closing import Closing, close
+from shellback.work.turn.closing import Begun, Closing, Shows, close, enter, shows_nothing
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
 from shellback.work.turn.looks import Look
@@ -65,6 +65,12 @@ class Talk:
 
     def enter(self, item: WorkItem, **wakes: int) -> Entry:
         return self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes(**wakes))
+
+    def begin(self, item: WorkItem, gate: bool = True, shows: Shows = shows_nothing) -> Begun:
+        """What an execution of the turn of `item` begins with."""
+        begun = self.db.write_now(enter, item, gate, shows, executor_id="w1", wakes=Wakes())[1]
+        assert begun is not None
+        return begun
 
     def epoch(self, item: WorkItem, **wakes: int) -> int:
         epoch = self.enter(item, **wakes).epoch

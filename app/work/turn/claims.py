@@ -6,7 +6,7 @@ Every function runs in the caller's transaction and locks the conversation's row
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -46,11 +46,15 @@ class Entry:
     """The result of claiming a conversation for an item.
 
     `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once; `alarm` is a text for a person.
-    With `first` no earlier execution has come this far, so none has recorded a step.
+    With `first` no earlier execution has come this far, so none has recorded a step. `kept` is what an earlier one has
+    begun with; `wish` says who asked to stop the turn.
     """
 
     epoch: int | None = None
     first: bool = False
+    kept: dict[str, Any] | None = None
+    wish: str | None = None
+    workspace: box.Workspace = field(default_factory=box.Workspace)
     outcome: str | None = None
     alarm: str | None = None
 
@@ -95,6 +99,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
             outbox.put(conn, "alarm", item.conversation_id, key, f"{item.conversation_id} was {WORN_OUT}")
             return _end_at_once(conn, item, "busy")
     epoch, now = conversation.epoch + 1, time.time()
+    stops = conversation.stop_turn in {NEXT, item.id}
     change(
         conn,
         conversations,
@@ -106,12 +111,18 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         epoch=epoch,
         chain=chain,
         failures=0 if item.type is ItemType.CHAT else conversation.failures,
-        stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
+        stop_turn=item.id if stops else None,
     )
     if turn is not None:
         again = {"executions": turn.executions + 1, "started_at": turn.started_at or now}
         change(conn, turns, item.id, executor_id=executor_id, epoch=epoch, **again)
-    return Entry(epoch=epoch, first=turn is not None and turn.executions == 0)
+    return Entry(
+        epoch=epoch,
+        first=turn is not None and turn.executions == 0,
+        kept=None if turn is None else turn.begun,
+        wish=conversation.stop_by if stops else None,
+        workspace=box.bound_to(conversation),
+    )
 
 
 def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:

@@ -31,7 +31,6 @@ from shellback.work.queue.mailbox import Letter, Workspace
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims, lifetimes, stopping
 from shellback.work.turn.claims import Entry
-from shellback.work.turn.looks import LOOKS
 
 BEGIN_STEP: Final = 0
 
@@ -65,25 +64,20 @@ def enter(
 ) -> tuple[Entry, Begun | None]:
     """Claim the conversation for the turn of `item` and begin the turn; `how` goes to `claims.enter`."""
     entry = claims.enter(conn, item, **how)
-    return entry, None if entry.epoch is None else begin(conn, item, entry.epoch, gate, shows)
+    return entry, None if entry.epoch is None else _begin(conn, item, entry, gate, shows)
 
 
-def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Shows = shows_nothing) -> Begun:
+def _begin(conn: sa.Connection, item: WorkItem, entry: Entry, gate: bool, shows: Shows) -> Begun:
     """Read the head of the history and take unread rows; a turn that a person stopped takes the rows set apart.
 
     A repeat returns what the first execution found: only this turn changes the history while it is open.
-
-    Raises:
-        StaleTurn: This execution no longer holds the conversation.
     """
-    conversation = mailbox.held(conn, item.conversation_id, item.id, epoch)
-    wish, workspace = stopping.wish_of(conversation, item.id), mailbox.bound_to(conversation)
+    wish, workspace, kept = entry.wish, entry.workspace, entry.kept
     record = read_record_in(conn, item.conversation_id)
-    kept: dict[str, Any] | None = conn.execute(_KEPT, {"id": item.id}).scalar_one()
     if kept is not None:
         letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
-        requests = [Request(**one) for one in kept.pop("decided")]
-        kept.pop(LOOKS, None)
+        requests = [Request(**one) for one in kept["decided"]]
+        kept = {name: kept[name] for name in ("gate", "look", "at")}
         return Begun(**kept, record=record, letters=letters, decided=requests, workspace=workspace)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
@@ -96,9 +90,6 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool, shows: Sh
     begun = {"gate": gate, "look": look, "at": at, "decided": [asdict(request) for request in requests]}
     change(conn, turns, item.id, begun=begun)
     return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests, workspace=workspace)
-
-
-_KEPT: Final = sa.select(turns.c.begun).where(turns.c.id == sa.bindparam("id"))
 
 
 def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list[Request]:

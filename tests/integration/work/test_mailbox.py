@@ -17,7 +17,7 @@ from shellback.work.errors import ApprovalSettled, InvalidRequest, UnknownApprov
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, Priority, WorkItem, callback_item
 from shellback.work.turn import stopping
-from shellback.work.turn.closing import Begun, Closing, begin, close
+from shellback.work.turn.closing import Begun, Closing, close
 from tests.items import HOST, PROPOSED, Talk, committed
 
 
@@ -40,11 +40,11 @@ def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
     assert [item.id for item in talk.queue.items] == [item.id]
 
 
-def begun(talk: Talk, item: WorkItem, *, epoch: int | None = None, gate: bool = True, shows: bool = False) -> Begun:
+def begun(talk: Talk, item: WorkItem, *, gate: bool = True, shows: bool = False) -> Begun:
     def some(_conn: sa.Connection, _conversation_id: str) -> bool:
         return shows
 
-    return talk.db.write_now(begin, item, epoch or talk.epoch(item), gate, some)
+    return talk.begin(item, gate, some)
 
 
 def test_a_turn_reads_its_mailbox_again_before_its_first_request_only_if_there_may_be_more_to_tell(talk: Talk) -> None:
@@ -56,9 +56,9 @@ def test_a_turn_reads_its_mailbox_again_before_its_first_request_only_if_there_m
     assert not look()
     assert not look(gate=False, shows=True), "without tools no process is shown"
     assert look(shows=True), "a process may have printed something"
-    item, epoch = talk.entered()
+    item = talk.send()
     talk.db.write_now(stopping.stop, talk.queue, "c1", by="ann")
-    assert begun(talk, item, epoch=epoch).look, "the wish to stop is read there"
+    assert begun(talk, item).look, "the wish to stop is read there"
 
 
 def test_a_replay_begins_with_what_the_first_execution_found(talk: Talk) -> None:

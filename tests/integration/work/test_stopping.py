@@ -28,9 +28,10 @@ from tests.items import HOST, PROPOSED, Given, Talk, turn_deps
 
 
 class Desk(Talk):
-    def begin(self, item: WorkItem, epoch: int) -> list[str]:
-        begun = self.db.write_now(closing.begin, item, epoch, True)
-        return [str(letter.payload.get("text", letter.kind)) for letter in begun.letters]
+    def reads(self, item: WorkItem) -> tuple[list[str], int]:
+        """The texts with which an execution of a turn begins, and its epoch."""
+        letters = self.begin(item).letters
+        return [str(letter.payload.get("text", letter.kind)) for letter in letters], self.conversation().epoch
 
     def look(self, item: WorkItem, epoch: int, step: int) -> tuple[list[str], str | None]:
         found = self.db.write_now(looks.look, "c1", item.id, epoch, step)
@@ -38,8 +39,8 @@ class Desk(Talk):
 
     def hears(self, item: WorkItem, *texts: str, by: str | None) -> int:
         """The epoch of a turn that begins with these texts, and is then to end where somebody wished it."""
-        epoch = self.epoch(item)
-        assert self.begin(item, epoch) == list(texts)
+        found, epoch = self.reads(item)
+        assert found == list(texts)
         assert self.look(item, epoch, 1) == ([], by)
         return epoch
 
@@ -128,16 +129,16 @@ def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_w
 
 
 def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(talk: Desk) -> None:
-    item, epoch = talk.entered("one")
+    item, _ = talk.entered("one")
     assert talk.stop().reach == "running"
     talk.send("two")
     assert talk.stop().reach == "running"
-    assert talk.begin(item, epoch) == ["one"]
-    again = talk.epoch(item)
-    assert talk.begin(item, again) == ["one"], "an execution that is repeated reads the same"
+    assert talk.reads(item)[0] == ["one"]
+    found, again = talk.reads(item)
+    assert found == ["one"], "an execution that is repeated reads the same"
     talk.finish(item, again, "stopped", answer="Stopped by ann.")
     follow = talk.queue.items[-1]
-    assert talk.begin(follow, talk.epoch(follow)) == ["two"]
+    assert talk.reads(follow)[0] == ["two"]
 
 
 def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> None:
@@ -149,8 +150,8 @@ def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> Non
 
 
 def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(talk: Desk) -> None:
-    item, epoch = talk.entered("one")
-    assert talk.begin(item, epoch) == ["one"]
+    item = talk.send("one")
+    assert talk.reads(item)[0] == ["one"]
     talk.send("behind")
     talk.stop()
     assert talk.die() == "retried"
@@ -168,8 +169,8 @@ def test_more_messages_than_one_turn_takes_are_all_stopped(talk: Desk, monkeypat
         talk.say(text)
     talk.stop()
     talk.say("later")
-    epoch = talk.epoch(item)
-    assert talk.begin(item, epoch) == ["1", "2"]
+    found, epoch = talk.reads(item)
+    assert found == ["1", "2"]
     talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
     assert talk.db.read_now(stopping.settled, "c1", None, 0.0) is None
     follow = talk.queue.items[-1]
@@ -219,8 +220,7 @@ def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_
     sent = talk.db.write_now(sending.send, talk.queue, "c1", "one", host_id=HOST)
     item = talk.queue.items[-1]
     waiting = Waiting(talk.db, sent)
-    epoch = talk.epoch(item)
-    talk.begin(item, epoch)
+    _, epoch = talk.reads(item)
     talk.stop()
     talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), heard=frozenset(talk.taken(item)))
     assert waiting.look() is None
