@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,10 +38,11 @@ class ExecCapability(AbstractCapability[Any]):
         """The tools with gate and approval."""
         return self._tools.toolset()
 
-    def get_instructions(self) -> Callable[[RunContext[Any]], str | None]:
+    def get_instructions(self) -> Callable[[RunContext[Any]], Coroutine[Any, Any, str | None]]:
         """Where commands run, within which bounds, and what the workspace tools are for."""
 
-        def instructions(ctx: RunContext[Any]) -> str | None:
+        # Pydantic AI gives a function that is not async to a thread, before each model request.
+        async def instructions(ctx: RunContext[Any]) -> str | None:
             if not self._tools.gate(ctx):
                 return None
             ground: object = getattr(ctx.deps, "ground", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from dataclasses import replace
@@ -209,7 +210,8 @@ def told(*, powered_by: str = "Podman", network: bool = False, preview: str = ""
     asking = "A person approves.".format
     tools: Any = SimpleNamespace(engine=engine, asking=asking, gate=bool, **there)
     ctx: Any = SimpleNamespace(deps=None)
-    return ExecCapability(tools, instructions=instructions, preview=preview).get_instructions()(ctx)
+    capability = ExecCapability(tools, instructions=instructions, preview=preview)
+    return asyncio.run(capability.get_instructions()(ctx))
 
 
 def test_instructions_are_true_of_where_commands_run() -> None:
