@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import CallOrigin, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.mcp_server import requests, task_rows
 from shellback.mcp_server.answer import Answer, Asked, Task
@@ -64,7 +64,12 @@ async def test_the_repeat_of_a_number_that_ran_as_an_identical_call_starts_nothi
 ) -> None:
     looked = list[str]()
     before = requests.before
-    monkeypatch.setattr(requests, "before", lambda *given: (looked.append(given[1].id), before(*given))[1])
+
+    def noted(conn: sa.Connection, call: Asked, origin: Callable[[Asked], CallOrigin]) -> requests.Before:
+        looked.append(call.id)
+        return before(conn, call, origin)
+
+    monkeypatch.setattr(requests, "before", noted)
     numbers = Numbers()
     async with bound.connected(on) as made:
         calls = made.connected(NAME)
