@@ -9,8 +9,8 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, ms
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shellback.mcp_server.calls import Calls
 
 STARTS: Final = 10
+CALLS: Final = 60
+"""The fewest calls that a median is of."""
 TOOL: Final = "execute"
 ARGS: Final = {"command": "true"}
 RULES: Final = '[[rules]]\neffect = "allow"\nprefix = ["true"]\n'
@@ -61,6 +63,7 @@ def _calls(environ: Mapping[str, str]) -> Generator[Calls]:
 
 
 async def _measured(options: Options, where: Ground, environ: Mapping[str, str], calls: Calls) -> Mapping[str, Reading]:
+    from benchmarks import bare_mcp
     from shellback.mcp_server.answer import Asked
     from shellback.mcp_server.connection import context_of
 
@@ -85,7 +88,12 @@ async def _measured(options: Options, where: Ground, environ: Mapping[str, str],
             async with _client(where, environ) as session:
                 await session.list_tools()
                 started_s.append(time.perf_counter() - began)
-        async with _client(where, environ) as session:
+        async with _client(where, environ) as session, _session(where, environ, (bare_mcp.__file__,)) as bare:
+
+            async def floor() -> float:
+                began = time.perf_counter()
+                await bare.call_tool(bare_mcp.TOOL)
+                return time.perf_counter() - began
 
             async def called() -> float:
                 began = time.perf_counter()
@@ -95,22 +103,26 @@ async def _measured(options: Options, where: Ground, environ: Mapping[str, str],
                 return time.perf_counter() - began
 
             await called()  # which begins the conversation
-            by_mcp, as_tool = await alternate(options.samples(), called, alone)
+            by_mcp, as_tool, nothing = await alternate(max(CALLS, options.samples()), called, alone, floor)
     finally:
         await calls.stop()
     return {
         "mcp start": Reading(measured=ms(statistics.median(started_s)), note=f"longest {ms(max(started_s)):.0f} ms"),
-        "mcp call": Reading(measured=ms(by_mcp), baseline=ms(as_tool)),
+        "mcp call": Reading(measured=ms(by_mcp), baseline=ms(as_tool), note=f"{ms(nothing):.1f} ms are `mcp floor`"),
+        "mcp floor": Reading(measured=ms(nothing)),
     }
 
 
+def _client(where: Ground, environ: Mapping[str, str]) -> AbstractAsyncContextManager[ClientSession]:
+    return _session(where, environ, ("-m", "shellback", "mcp", "--conversation", CONVERSATION))
+
+
 @asynccontextmanager
-async def _client(where: Ground, environ: Mapping[str, str]) -> AsyncGenerator[ClientSession]:
+async def _session(where: Ground, environ: Mapping[str, str], words: Sequence[str]) -> AsyncGenerator[ClientSession]:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    words = (sys.executable, "-P", "-m", "shellback", "mcp", "--conversation", CONVERSATION)
-    line = f"exec {shlex.join(words)} 2>>{where.root}/mcp.log"
+    line = f"exec {shlex.join((sys.executable, '-P', *words))} 2>>{where.root}/mcp.log"
     server = StdioServerParameters(command="/bin/sh", args=["-c", line], env=dict(environ), cwd=where.root)
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
         await session.initialize()
@@ -125,5 +137,6 @@ FIGURES: Final = (
         compare="difference",
         limit=3.0,
     ),
+    Figure(name="mcp floor", says="a tool that does nothing, by a server of the SDK alone: its part of `mcp call`"),
 )
 BENCHES = (Bench(name="mcp", run=mcp, figures=FIGURES),)

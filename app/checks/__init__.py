@@ -28,7 +28,6 @@ def all_checks(settings: Settings) -> list[Check]:
     held = any(one.name == "sandbox" for one in backend)
     found += [
         *backend,
-        *program.workspaces(settings),
         *program.policy(settings, sandboxed=held),
         program.telemetry(settings),
     ]

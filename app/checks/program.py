@@ -9,6 +9,7 @@ from typing import Final
 
 from shellback.agent.errors import AgentUnavailable, ModelUnavailable
 from shellback.checks.check import Check
+from shellback.exec.backends.kinds import ChosenBackend
 from shellback.exec.core.errors import ExecError
 from shellback.settings import Settings, shown_url
 from shellback.telemetry.watches import missing
@@ -51,7 +52,7 @@ def _model(settings: Settings) -> Check:
     return Check("model", "ok", settings.model)
 
 
-def workspaces(settings: Settings) -> list[Check]:
+def _workspaces(settings: Settings, first: ChosenBackend | None) -> list[Check]:
     """The named workspaces, if there are any."""
     try:
         found = named(settings)
@@ -62,14 +63,14 @@ def workspaces(settings: Settings) -> list[Check]:
     if missing:
         text, remedy = f"missing: {', '.join(missing)}", "create the directory, or `shellback workspaces remove NAME`"
         return [Check("workspaces", "warn", text, remedy)]
-    return [Check("workspaces", "ok", f"default, {', '.join(found)}"), *_own(settings)] if found else []
+    return [Check("workspaces", "ok", f"default, {', '.join(found)}"), *_own(settings, first)] if found else []
 
 
-def _own(settings: Settings) -> Iterator[Check]:
+def _own(settings: Settings, first: ChosenBackend | None) -> Iterator[Check]:
     """The workspaces that have settings of their own, tried."""
     for seen in Views(settings).agents():
         yield replace(model(seen), name=f"agent of {seen.workspace}")
-    for name, found in tried(settings):
+    for name, found in tried(settings, first):
         if isinstance(found, ExecError):
             yield Check(f"workspace {name}", "fail", str(found))
         else:
@@ -77,12 +78,15 @@ def _own(settings: Settings) -> Iterator[Check]:
 
 
 def sandbox(settings: Settings) -> list[Check]:
-    """The backend, tested with a real command, and its limits and gaps."""
+    """The backend, tested with a real command, its limits and gaps; and those of named workspaces beside it."""
+    first = None
     try:
         with a_workspace(settings) as (workspace, made):
-            return list(_of_backend(settings, choose(settings, workspace), made=made))
+            first = (chosen := choose(settings, workspace)).backend
+            found = list(_of_backend(settings, chosen, made=made))
     except ExecError as error:
-        return [Check("backend", "fail", str(error))]
+        found = [Check("backend", "fail", str(error))]
+    return found + _workspaces(settings, first)
 
 
 def _of_backend(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check]:

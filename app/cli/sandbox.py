@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 NOT_FOUND: Final = 127
 
 
+_workspace_option = click.option(
+    "--workspace", "-w", metavar="NAME", help="That of this workspace, by its own settings [default: WORKSPACE_ROOT]."
+)
+
+
 @click.group(invoke_without_command=True)
+@_workspace_option
 @json_option
 @click.pass_context
-def sandbox(ctx: click.Context) -> None:
+def sandbox(ctx: click.Context, workspace: str | None) -> None:
     """Show where commands run: the backend, why it was chosen, and which protections a test command found in force.
 
     BACKEND chooses the backend; NETWORK, SANDBOX_READABLE, SECRET_PATHS and the limits SANDBOX_... configure it, see
@@ -39,13 +45,13 @@ def sandbox(ctx: click.Context) -> None:
 
     \b
       shellback sandbox
+      shellback sandbox --workspace web
       shellback sandbox run gcc --version
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is not None:
         return
-    settings = load_settings()
-    with a_workspace(settings) as (workspace, new):
-        shown = facts(settings, choose(settings, workspace))
+    with _place(workspace) as (settings, path, new):
+        shown = facts(settings, choose(settings, path))
     if new:
         shown["workspace"] = f"{settings.workspace_root} (`chat` or `worker` will create it)"
     if wants_json():
@@ -91,7 +97,22 @@ def _lines(value: object) -> Sequence[str]:
     return [str(value)]
 
 
+@contextlib.contextmanager
+def _place(name: str | None) -> Generator[tuple[Settings, Path, bool]]:
+    """The settings and the path of a workspace, by default of WORKSPACE_ROOT; and whether that has yet to be made."""
+    from shellback.wiring.spaces import bound  # loads the database
+    from shellback.wiring.views import Views
+
+    settings = load_settings()
+    if name is not None and (named := bound(settings, name).path):
+        yield Views(settings).at(named), Path(named), False
+    else:
+        with a_workspace(settings) as (path, new):
+            yield settings, path, new
+
+
 @sandbox.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_workspace_option
 @click.option(
     "--profile",
     type=click.Choice([WORK, READ_ONLY]),
@@ -101,7 +122,8 @@ def _lines(value: object) -> Sequence[str]:
 )
 @json_flag("Print the outcome as JSON, with at most 64 KiB of output.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(profile: str, command: tuple[str, ...]) -> None:
+@click.pass_context
+def run(ctx: click.Context, profile: str, command: tuple[str, ...], workspace: str | None) -> None:
     """Run a command in a sandbox like an agent's, for example to see why a tool does not work there.
 
     One argument is a line for bash. Several arguments are a program and its arguments. The command starts in
@@ -121,12 +143,12 @@ def run(profile: str, command: tuple[str, ...]) -> None:
     from shellback.exec.policy.commands import command_spec
     from shellback.settings import plain_environment
 
-    settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
-    kind = KINDS.get(settings.backend)
-    name = kind.name if kind is not None and kind.isolates else next(iter(KINDS))
-    with a_workspace(settings) as (workspace, _), _streams() as streams:
-        backend = made(settings, name, workspace)
+    given = workspace or (ctx.parent.params["workspace"] if ctx.parent is not None else None)
+    with _place(given) as (settings, path, _), _streams() as streams:
+        kind = KINDS.get(settings.backend)
+        name = kind.name if kind is not None and kind.isolates else next(iter(KINDS))
+        backend = made(settings, name, path)
         backend.check()
         spec = command_spec(command=text, cwd=_cwd(backend), workspace=backend.workspace, limits=Limits())
         report = backend.tried(replace(spec, profile=profile), None if wants_json() else streams)

@@ -36,6 +36,7 @@ from shellback.storage.host import ensure_home
 from shellback.wiring.choice import Choice, choose
 
 if TYPE_CHECKING:
+    from shellback.exec.backends.kinds import ChosenBackend
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
     from shellback.work.hosts.roster import Employed
@@ -87,15 +88,15 @@ def _announce(settings: Settings, chosen: Choice) -> None:
         log.warning("commands run on the host, without a sandbox: %s", chosen.why)
     log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
     # Beside it, because each is a trial of a sandbox, and an engine of containers may hang.
-    threading.Thread(target=_try_workspaces, args=(settings,), name="workspaces", daemon=True).start()
+    threading.Thread(target=_try_workspaces, args=(settings, backend), name="workspaces", daemon=True).start()
     if not settings.enable_execute:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
 
 
-def _try_workspaces(settings: Settings) -> None:
+def _try_workspaces(settings: Settings, first: ChosenBackend) -> None:
     from shellback.wiring.views import tried
 
-    for name, found in tried(settings):
+    for name, found in tried(settings, first):
         if isinstance(found, ExecError):
             log.warning("commands cannot run in workspace %s: %s", name, found)
 

@@ -13,12 +13,16 @@ class UnknownTool(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One call of a client. `id` names it: a repeat with the same id in the same conversation is the same call."""
+    """One call of a client. `id` names it: a repeat with the same id in the same conversation is the same call.
+
+    `new`: no call before can have had this id, so nothing is looked up about it.
+    """
 
     client: str
     id: str
     tool: str
     args: dict[str, Any]
+    new: bool = False
 
 
 @dataclass(frozen=True, slots=True)

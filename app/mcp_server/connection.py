@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 WITHIN_S: Final = 45.0
 """A call is answered by then: many clients give up after 60 s."""
 LATE_S: Final = 3.0
-"""A call that was told to return has this long to do so."""
+"""A call that was told to return has this long to do so, and an end that was told to be recorded."""
 LOOK_S: Final = 5.0
 """The time between two looks for a decision whose ring was lost."""
 FRESH_S: Final = 600.0
@@ -96,7 +96,13 @@ class Connection:
             raise UnknownTool(asked.tool)
         name = self._name(asked.client)
         with self._serves(name, asked):
-            joined, turn_id = await self.calls.database.read(requests.before, asked, partial(self.origin, name))
+            # What answers before it told, this call finds in the store.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LATE_S):
+                    await self.calls.engine.recorded(name)
+            joined, turn_id = requests.Before()
+            if not asked.new:
+                joined, turn_id = await self.calls.database.read(requests.before, asked, partial(self.origin, name))
             if joined is not None:
                 asked = replace(asked, id=joined)
                 if way.carried is not None:
@@ -313,10 +319,6 @@ class Connection:
                 await asyncio.wait({run}, timeout=LATE_S)
             if not run.done():
                 return _left(asked)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until + LATE_S):
-                    # What this answer tells, the next call finds in the store.
-                    await self.calls.engine.recorded(conversation)
             return _answer(run.result())
         except (ToolFailed, ModelRetry) as error:
             return _failed(str(error))

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Final, cast
@@ -47,8 +47,6 @@ KEY: Final = "shellback/key"
 KEY_CHARS: Final = 200
 FAILURE: Final = "shellback/failure"
 """The name in `_meta` under which a failed result has its facts."""
-CONNECTION: Final = uuid.uuid4().hex
-"""Names the connection over standard input and output, of which a process has one."""
 SESSION: Final = "mcp-session-id"
 GATE: Final = (
     "The tools of this server run commands, and are switched off: ENABLE_EXECUTE is not set. A person sets "
@@ -96,6 +94,28 @@ def speaking(handlers: Handlers) -> Server[Any]:
 Context = ServerRequestContext[Any, Any]
 
 
+@dataclass(eq=False, slots=True)
+class Numbers:
+    """Names the calls of one connection by the ids of their requests.
+
+    They count within standard input, or within a session over HTTP; over HTTP without a session each request is alone.
+    """
+
+    _connection: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _highest: int = -1
+    """That of standard input: clients count upwards, so a higher one is known to be new without a record of all."""
+
+    def named(self, ctx: Context) -> tuple[str, bool]:
+        """The id of a request's call, and whether no call before can have had it."""
+        number, session, new = ctx.request_id, self._connection, False
+        if ctx.request is not None:
+            session = ctx.request.headers.get(SESSION) or ""
+            session, new = session or uuid.uuid4().hex, not session
+        elif isinstance(number, int) and number > self._highest:
+            self._highest, new = number, True
+        return f"{session}:{json.dumps(number)}", new
+
+
 @dataclass(frozen=True)
 class Handlers:
     """Answers the requests of a connection that are about tools; `name` is that of `Hands.connected`."""
@@ -103,6 +123,7 @@ class Handlers:
     offer: Offer
     loaded: Loaded
     name: str = ""
+    numbers: Numbers = field(default_factory=Numbers)
 
     async def list(self, ctx: Context, _: PaginatedRequestParams | None) -> ListToolsResult:  # noqa: ARG002
         """The tools of the chosen groups; none while the gate is off."""
@@ -127,7 +148,7 @@ class Handlers:
         """Carry out a call; errors with a known cause are failed results."""
         if not self.offer.gate:
             return _result(Answer([GATE], failed=True))
-        asked = _asked(ctx, params)
+        asked = self._asked(ctx, params)
         try:
             talk = await self.talk()
             replies = params.input_responses or {}
@@ -166,14 +187,15 @@ class Handlers:
     def _talk(self, hands: Hands) -> Talk:
         return hands.connected(self.offer.conversation, self.offer.groups, self.name)
 
-
-def _asked(ctx: Context, params: CallToolRequestParams) -> Asked:
-    meta = cast("dict[str, Any]", ctx.meta or {})
-    key = meta.get(KEY)
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= KEY_CHARS):
-        raise MCPError(INVALID_PARAMS, f"_meta {KEY!r} must be a text of 1 to {KEY_CHARS} characters")
-    named = f"key:{key}" if key is not None else f"{_numbers(ctx)}:{json.dumps(ctx.request_id)}"
-    return Asked(client=client_of(ctx), id=named, tool=params.name, args=params.arguments or {})
+    def _asked(self, ctx: Context, params: CallToolRequestParams) -> Asked:
+        key = cast("dict[str, Any]", ctx.meta or {}).get(KEY)
+        if key is None:
+            named, new = self.numbers.named(ctx)
+        elif isinstance(key, str) and 0 < len(key) <= KEY_CHARS:
+            named, new = f"key:{key}", False
+        else:
+            raise MCPError(INVALID_PARAMS, f"_meta {KEY!r} must be a text of 1 to {KEY_CHARS} characters")
+        return Asked(client=client_of(ctx), id=named, tool=params.name, args=params.arguments or {}, new=new)
 
 
 @asynccontextmanager
@@ -199,11 +221,6 @@ def client_of(ctx: Context) -> str:
     """The name that the client of a request gives itself."""
     client = ctx.session.client_params.client_info.name if ctx.session.client_params is not None else ""
     return client[:100] or "client"
-
-
-def _numbers(ctx: Context) -> str:
-    """What the ids of requests count in: standard input, a session over HTTP; without a session each request alone."""
-    return CONNECTION if ctx.request is None else ctx.request.headers.get(SESSION) or uuid.uuid4().hex
 
 
 def _result(answer: Answer) -> CallToolResult:

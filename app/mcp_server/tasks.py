@@ -229,6 +229,7 @@ class Tasks:
 
     async def _finish(self, task_id: str, run: _Run) -> None:
         await asyncio.wait({run.call})  # cancelled here, the run stays: see `freeze`
+        await self.calls.engine.recorded(run.conversation)  # a result that is kept tells no end again
         try:
             if run.call.cancelled():
                 return

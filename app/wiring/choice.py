@@ -144,13 +144,23 @@ def elsewhere(settings: Settings, like: ChosenBackend, path: str, containers: Co
         BackendUnavailable: The containers are of another engine.
     """
     found = made(settings, like.name, Path(path), reached=like.reached)
-    if found.containers is not None and containers is not None:
-        if found.containers.engine.name != containers.engine.name:
-            raise BackendUnavailable(
-                f"BACKEND={like.name} cannot be had beside containers of {containers.engine.name}: take one of both"
-            )
-        found.containers = containers
+    if found.containers is not None:
+        found.containers = of_one_engine(containers, found.containers)
     return found
+
+
+def of_one_engine(first: Containers | None, others: Containers) -> Containers:
+    """The containers of a process that has `first` already: one engine makes all of them.
+
+    Raises:
+        BackendUnavailable: The others are of another engine.
+    """
+    if first is not None and first.engine.name != others.engine.name:
+        raise BackendUnavailable(
+            f"BACKEND={others.engine.name} cannot be had beside containers of {first.engine.name}, which commands of "
+            "another workspace run in: give all workspaces the same one of both"
+        )
+    return first or others
 
 
 def made(

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shellback.exec.backends.kinds import ChosenBackend
 from shellback.exec.core.errors import ExecError, PolicyUnusable, WorkspaceUnusable
 from shellback.exec.policy.rules.file import workspaces
 from shellback.exec.policy.rules.named import LISTED, OWN, NamedWorkspace
 from shellback.orders import SettingsError
 from shellback.settings import Settings
-from shellback.wiring.choice import AUTO, BY_NAME, Choice, choose
+from shellback.wiring.choice import AUTO, BY_NAME, Choice, choose, of_one_engine
 from shellback.work.queue.mailbox import Workspace
 
 
@@ -95,14 +96,18 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def tried(settings: Settings) -> Iterator[tuple[str, Choice | ExecError]]:
-    """The backend of each workspace with settings of its own, tested, or why there is none. Blocks.
+def tried(settings: Settings, first: ChosenBackend | None) -> Iterator[tuple[str, Choice | ExecError]]:
+    """The backend of each workspace with settings of its own, tested beside `first`, or why there is none. Blocks.
 
     Raises:
         PolicyUnusable: The operator's file cannot be read, or a workspace's own settings are not allowed.
     """
+    containers = first and first.containers
     for path, seen in Views(settings).own():
         try:
-            yield seen.workspace, choose(seen, path)
+            found = choose(seen, path)
+            if found.backend.containers is not None:
+                containers = of_one_engine(containers, found.backend.containers)
+            yield seen.workspace, found
         except ExecError as error:
             yield seen.workspace, error

@@ -23,7 +23,7 @@ from shellback.exec.backends.probe import Found
 from shellback.settings import Settings
 from shellback.wiring import choice
 from shellback.wiring.choice import Choice, choose
-from tests.commands import facts, shellback, told
+from tests.commands import assert_refused, facts, shellback, told
 from tests.sandboxes import needed
 from tests.stage import Stage, staged
 from tests.supervisors import returning
@@ -55,6 +55,22 @@ def test_on_the_host_it_says_that_nothing_is_isolated(place: Stage) -> None:
     assert (shown["backend"], shown["network"]) == ("host", "on")
     assert shown["in_force"] == ["nothing: commands can do everything that their user may do on this machine"]
     assert "without a sandbox" in shown["model"]
+
+
+def test_it_shows_and_runs_in_the_sandbox_of_a_named_workspace(place: Stage) -> None:
+    web = place.root / "web"
+    facts(told(place, "workspaces", "add", "web", str(web), "--make", "--json"))
+    file = place.home / "shellback.toml"
+    kept = told(place, "workspaces", "remove", "web", "--force") and file.read_text()
+    file.write_text(f'{kept}\n[workspaces.web]\npath = "{web}"\nbackend = "bubblewrap"\nnetwork = "on"\n')
+    shown = facts(told(place, "sandbox", "--workspace", "web", "--json", BACKEND="host"))
+    assert (shown["backend"], shown["workspace"], shown["network"]) == ("bubblewrap", str(web), "on")
+    for words in (["run", "-w", "web"], ["--workspace", "web", "run"]):
+        assert told(place, "sandbox", *words, "pwd").returncode == 0
+    told(place, "sandbox", "run", "--workspace", "web", "touch here")
+    assert (web / "here").exists()
+    assert facts(told(place, "sandbox", "-w", "default", "--json"))["workspace"] == str(place.workspace)
+    assert_refused(shellback(place, "sandbox", "--workspace", "wob"), "there is no workspace 'wob'")
 
 
 def test_a_command_has_our_streams_and_gives_its_exit_code(place: Stage) -> None:

@@ -196,8 +196,8 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "rules list": [["--all"], ["--all", "--json"]],
     "rules revoke": [[HOSTILE]],
     "rules test": [[HOSTILE], ["--cwd", HOSTILE, "ls"], ["--connect", HOSTILE]],
-    "sandbox": [[], ["--json"]],
-    "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"]],
+    "sandbox": [[], ["--json"], ["--workspace", HOSTILE]],
+    "sandbox run": [["--json", HOSTILE], ["--profile", HOSTILE, "true"], ["--workspace", HOSTILE, "true"]],
     "send": [
         ["-c", HOSTILE, "hi"],
         ["-c", "fresh", HOSTILE],

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from shellback.checks import program
 from shellback.client.deciding import Deciding
+from shellback.exec.backends.container_backend import ContainerBackend
+from shellback.exec.core.base import Found
 from shellback.exec.core.errors import PolicyUnusable, WorkspaceUnusable
 from shellback.exec.policy.rules.named import OWN
 from shellback.mcp_server.answer import Asked
@@ -115,6 +118,24 @@ async def test_a_workspace_takes_from_a_process_in_a_sandbox_what_it_does_not_sa
         "plain": "bubblewrap",
     }
     assert seen == {"bare": True, "shut": False, "plain": True}
+
+
+def test_containers_of_two_engines_are_said_by_doctor_before_a_call_is_refused(
+    on: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def works(_: ContainerBackend) -> Found:
+        return Found(ok=True)
+
+    monkeypatch.setattr(ContainerBackend, "probe", works)
+    own(on, "site", 'backend = "docker"\n')
+    own(on, "plain", BOXED)
+    for backend, state in (("podman", "fail"), ("docker", "ok"), ("host", "ok")):
+        settings = Settings.load({**on.environ, "BACKEND": backend})
+        checks = {one.name: one for one in program.sandbox(settings)}
+        assert (checks["workspace site"].state, checks["workspace plain"].state) == (state, "ok"), checks
+        if state == "fail":
+            assert "BACKEND=docker cannot be had beside containers of podman" in checks["workspace site"].text
+            assert "give all workspaces the same one of both" in checks["workspace site"].text
 
 
 async def test_two_keys_are_those_of_the_workspace(on: Stage) -> None:
