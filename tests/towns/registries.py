@@ -17,7 +17,7 @@ from tests.towns.names import LISTED
 INSTALLS: Final = {
     "git": ("d=$(mktemp -d); git clone -q https://git.{host}/ours.git $d && git -C $d log --format=%s", "from git"),
     "pip": (
-        "pip3 install --retries 0 --timeout 100 --index-url https://pip.{host}/simple --target t ours && "
+        "pip3 install --retries 1 --timeout 100 --index-url https://pip.{host}/simple --target t ours && "
         "PYTHONPATH=t python3 -m ours",
         "from pip",
     ),
@@ -26,7 +26,7 @@ INSTALLS: Final = {
         "from npm",
     ),
 }
-"""By the name of the program, a command that asks once for each thing, and what it prints at its good end."""
+"""By the name of the program, a command that installs it, and what it prints at its good end."""
 TRUSTING: Final = (
     "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE",
     "npm_config_cafile",
