@@ -57,10 +57,10 @@ class Instance:
 
 
 class Instances:
-    def __init__(self, loop: Loop, home: str | None, keeper: link.Line, diary: Diary, losses: Losses) -> None:
+    def __init__(self, loop: Loop, proxying: Proxying, keeper: link.Line, diary: Diary, losses: Losses) -> None:
         self._loop = loop
         self._losses = losses
-        self.proxying = Proxying(loop, home, diary)
+        self.proxying = proxying
         self._keeper = keeper
         self._diary = diary
         self._all: dict[str, Instance] = {}

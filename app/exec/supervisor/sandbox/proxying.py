@@ -102,12 +102,12 @@ def _size(path: str) -> int:
 class Proxying:
     """Has a proxy process while there is an instance with a list; starts another one when it ends.
 
-    Without a `home`, it keeps no records.
+    Without a `home`, it keeps no records and asks nobody. Hosts are denied by the rules of the state directory `rules`.
     """
 
-    def __init__(self, loop: Loop, home: str | None, diary: Diary) -> None:
+    def __init__(self, loop: Loop, home: str | None, rules: str | None, diary: Diary) -> None:
         self._loop = loop
-        self._home = [] if home is None else [home]
+        self._words = home or "", rules or ""
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -182,7 +182,7 @@ class Proxying:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._home]
+        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._words]
         try:
             with theirs, closing(self._opened_log()) as said:
                 pid = os.posix_spawn(
