@@ -10,7 +10,7 @@ import pytest
 
 from shellback.exec.core.model import Session, SessionState
 from shellback.work.approvals import audit
-from tests.commands import told
+from tests.commands import OURS, told
 from tests.databases import unless
 from tests.podmans import contained
 from tests.sandboxes import program_needed
@@ -36,7 +36,7 @@ def world(place: Town, url: str) -> Generator[Stage]:
     """A stage whose worker, and all that it starts, is in the town. No host is listed."""
     with contained("bubblewrap", url, NETWORK="ask", ASK_SECONDS="600") as found:
         shutil.copy(place.certificate, found.workspace / "certificate")
-        found.hire(executed=True, before=place.inside())
+        found.hire(executed=True, before=place.inside(), **OURS)
         yield found
 
 
