@@ -1,8 +1,8 @@
 """`python -m tests.towns.serving PLACE UID SIGN`: the servers of a town, in the namespaces that it is begun in.
 
-PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. A request for
-a FIFO is answered once somebody has written there. It says the process of the open proxy and "ready", then to each line
-what has come: texts that begin with SIGN, each with whether it came to a host that is listed.
+PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. Who asks
+for a FIFO is answered once somebody has written there. It says the process of the open proxy and "ready", then to each
+line what has come: texts that begin with SIGN, each with whether it came to a host that is listed.
 """
 
 from __future__ import annotations
