@@ -73,7 +73,7 @@ class Canary:
         self.made = made
         self.value = f"{place.sign}-{secrets.token_hex(16)}"
         self._forms = [*forms(self.value)]
-        self.worker = made.hire(executed=True, before=place.inside(), HUB_VALUE=self.value, **OURS)
+        self.worker = made.hire(executed=True, before=place.inside(), HUB_VALUE=self.value)
 
     def in_memory(self, pid: int) -> bool:
         return any(self._in(part) for part in memory(pid))
@@ -109,7 +109,7 @@ class Canary:
 def canary(sqlite_url: str) -> Generator[Canary]:
     unless(refusal())
     program_needed("curl")
-    with town(UID or 65534) as place, contained("bubblewrap", sqlite_url, NETWORK="list") as made:
+    with town(UID or 65534) as place, contained("bubblewrap", sqlite_url, NETWORK="list", **OURS) as made:
         www = place.place / "www" / LISTED
         www.mkdir()
         (www / "index.html").write_text("fine")

@@ -34,9 +34,9 @@ def place() -> Generator[Town]:
 @pytest.fixture
 def world(place: Town, url: str) -> Generator[Stage]:
     """A stage whose worker, and all that it starts, is in the town. No host is listed."""
-    with contained("bubblewrap", url, NETWORK="ask", ASK_SECONDS="600") as found:
+    with contained("bubblewrap", url, NETWORK="ask", ASK_SECONDS="600", **OURS) as found:
         shutil.copy(place.certificate, found.workspace / "certificate")
-        found.hire(executed=True, before=place.inside(), **OURS)
+        found.hire(executed=True, before=place.inside())
         yield found
 
 
