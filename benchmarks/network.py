@@ -6,33 +6,47 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import Final
 
 from benchmarks.bulk import MB, pss
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, floor_ms, ms
+from shellback.exec.proxy.authority import CERTIFICATE, ensure, sealed
+from shellback.exec.wire import layout
+from shellback.exec.wire.credentials import Credential
 from shellback.exec.wire.sandbox import PROXY_CONTROL
 
 BYTES: Final = 1 << 30
+ENDED_BYTES: Final = BYTES >> 2
+"""At a fraction of the speed, less is enough to measure it."""
 PIECE: Final = 1 << 20
 MANY: Final = 500
 _LOCAL: Final = "127.0.0.1"
+_TOKEN: Final = "ghp_0123456789abcdefghijABCDEFGHIJ012345"
 _PROGRAM: Final = f"""
 import os, sys
 os.dup2(int(sys.argv.pop()), {PROXY_CONTROL})
+from shellback.exec.proxy import authority
 from shellback.exec.proxy.program import main
+authority.SYSTEM = (sys.argv.pop(),)
 main()
 """
 _SERVER: Final = f"""
-import socket, threading
+import pathlib, socket, sys, threading
+from shellback.exec.proxy.authority import Authority
+world = sys.argv[1:] and Authority(pathlib.Path(sys.argv[1])).towards_clients("{_LOCAL}")
 def serve(one):
-    with one:
+    with world.wrap_socket(one, server_side=True) if world else one as one:
         said = one.recv({PIECE}).split()
-        wanted = int(said[1]) if said else 0
+        wanted = int(said[1].strip(b"/")) if said else 0
+        if world:
+            one.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % wanted)
         piece = memoryview(bytes({PIECE}))
         while wanted > 0:
             one.sendall(piece[:wanted])
@@ -48,8 +62,10 @@ with socket.create_server(("{_LOCAL}", 0), backlog={MANY}) as listener:
 class Scene:
     """A server of bytes and a proxy before it, each a process of its own."""
 
-    def __init__(self, server: int, proxy: int, pid: int) -> None:
+    def __init__(self, server: int, proxy: int, pid: int, world: Path, ours: Path) -> None:
+        """`world` and `ours` certify the server, and the proxy in its place, if they speak TLS."""
         self._server, self._proxy, self.pid = server, proxy, pid
+        self._certified = {True: world, False: ours}
         self._piece = bytearray(PIECE)
 
     def connected(self, *, direct: bool) -> tuple[socket.socket, float]:
@@ -72,13 +88,30 @@ class Scene:
                 left -= made.recv_into(self._piece) or _gone()
             return time.perf_counter() - began
 
+    def got_by_tls(self, *, direct: bool) -> float:
+        """The same for an answer of HTTP within TLS, which the proxy ends."""
+        context = ssl.create_default_context(cafile=self._certified[direct])
+        made, _ = self.connected(direct=direct)
+        with context.wrap_socket(made, server_hostname=_LOCAL) as inner:
+            began, head = time.perf_counter(), b""
+            inner.sendall(f"GET /{ENDED_BYTES} HTTP/1.1\r\nHost: {_LOCAL}:{self._server}\r\n\r\n".encode())
+            while b"\r\n\r\n" not in head:
+                head += inner.recv(1) or b"%d" % _gone()
+            if b" 200 " not in head:
+                raise RuntimeError(head.decode())
+            left = ENDED_BYTES
+            while left:
+                left -= inner.recv_into(self._piece) or _gone()
+            return time.perf_counter() - began
+
 
 def _gone() -> int:
     raise RuntimeError("the connection ended too early")
 
 
 @contextlib.asynccontextmanager
-async def _scene() -> AsyncGenerator[Scene]:
+async def _scene(*, tls: bool = False) -> AsyncGenerator[Scene]:
+    """With `tls` the proxy ends it, because the server has a credential."""
     with contextlib.ExitStack() as stack:
 
         def began(code: str, *args: str, fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
@@ -88,19 +121,28 @@ async def _scene() -> AsyncGenerator[Scene]:
             stack.callback(found.kill)
             return found
 
-        server = began(_SERVER)
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = home / "world"
+        trusts, _ = ensure(home / layout.AUTHORITY), ensure(world)
+        server = began(_SERVER, *([str(world)] if tls else []))
         port = int(server.stdout.readline()) if server.stdout else 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener = stack.enter_context(socket.create_server((_LOCAL, 0), backlog=MANY))
         stack.enter_context(ours)
         with theirs:
-            home = stack.enter_context(tempfile.TemporaryDirectory())
-            proxy = began(_PROGRAM, home, str(theirs.fileno()), fds=(theirs.fileno(),))
+            words = str(home), str(world / CERTIFICATE), str(theirs.fileno())
+            proxy = began(_PROGRAM, *words, fds=(theirs.fileno(),))
         facts = {"key": "bench", "op": "serve", "hosts": [f"{_LOCAL}:{port}"], "private": [], "scope": "bench"}
         facts |= {"connections": MANY + 1, "each_way": 1 << 60}
+        if tls:
+            known = Credential(name="bench", hosts=(f"{_LOCAL}:{port}",))
+            facts["credentials"] = [known.to_wire()]
+            value = sealed(home / layout.AUTHORITY, _TOKEN)
+            ours.send(json.dumps({"op": "lend", "name": known.lent_as, "value": value}).encode())
         socket.send_fds(ours, [json.dumps(facts).encode()], [listener.fileno()])
-        scene = Scene(port, listener.getsockname()[1], proxy.pid)
-        (await asyncio.to_thread(scene.connected, direct=False))[0].close()
+        scene = Scene(port, listener.getsockname()[1], proxy.pid, world / CERTIFICATE, trusts)
+        if not tls:
+            (await asyncio.to_thread(scene.connected, direct=False))[0].close()
         yield scene
 
 
@@ -127,15 +169,24 @@ async def _measured(options: Options) -> Mapping[str, Reading]:
             for _ in range(MANY):
                 stack.enter_context((await asyncio.to_thread(scene.connected, direct=False))[0])
             memory = pss(scene.pid) / MB
+    async with _scene(tls=True) as ending:
+        ended, whole = await alternate(
+            options.samples(3),
+            lambda: asyncio.to_thread(ending.got_by_tls, direct=False),
+            lambda: asyncio.to_thread(ending.got_by_tls, direct=True),
+            warm_up=1,
+        )
     return {
         CONNECTION: Reading(measured=ms(ours), baseline=ms(plain), floor=floor),
         DOWNLOAD: Reading(measured=BYTES / slow / MB, baseline=BYTES / fast / MB),
+        ENDED: Reading(measured=ENDED_BYTES / ended / MB, baseline=ENDED_BYTES / whole / MB),
         MEMORY: Reading(measured=memory),
     }
 
 
 CONNECTION: Final = "connection through the proxy"
 DOWNLOAD: Final = "1 GiB through the proxy"
+ENDED: Final = "256 MiB through a proxy that ends TLS"
 MEMORY: Final = f"{MANY} connections of the proxy"
 BENCHES: Final = (
     Bench(
@@ -155,6 +206,14 @@ BENCHES: Final = (
                 unit="MB/s",
                 compare="ratio",
                 limit=0.7,
+                at_least=True,
+            ),
+            Figure(
+                name=ENDED,
+                says="the same within TLS, to a host that has a credential; of the speed of direct TLS",
+                unit="MB/s",
+                compare="ratio",
+                limit=0.4,
                 at_least=True,
             ),
             Figure(name=MEMORY, says="memory (Pss) of the proxy with that many open", unit="MB", limit=40.0),

@@ -26,12 +26,17 @@ from shellback.exec.core.model import READ_ONLY
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.mask import Mask
+from shellback.exec.wire.credentials import Credential, known_values
 from shellback.exec.wire.hosts import Hosts
 from tests import execs
 from tests.podmans import pod
 from tests.supervisors import WHO
 
 KINDS: Final = ("host", "bubblewrap", "podman")
+_TOKEN: Final = "ghp_0123456789abcdefghijABCDEFGHIJ012345"
+_CREDENTIAL: Final = Credential(name="token", hosts=("token.example",), variable="TOKEN", value=_TOKEN)
+_PLACEHOLDER: Final = f'[ "${{{{#TOKEN}}}}" = {len(_TOKEN)} ] && [ "$TOKEN" != {_TOKEN} ] && echo so'
 _FORKS: Final = 1500
 _FORK: Final = (
     "import os,time\n"
@@ -92,6 +97,11 @@ async def _private_scratch(engine: Engine, _: Decoys) -> bool:
     return "kept" not in other.output.text
 
 
+async def _is_masked(engine: Engine, _: Decoys) -> bool:
+    said = await _said(engine, f"echo before; echo {_TOKEN}")
+    return "before" in said and _TOKEN not in said
+
+
 async def _shares_loopback(engine: Engine, _: Decoys) -> bool:
     served = (
         "import socket; s = socket.create_server(('127.0.0.1', 0)); "
@@ -133,6 +143,8 @@ ROWS: Final[tuple[tuple[str, Try], ...]] = (
             " printf 'CONNECT 127.0.0.1:{at.port} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && head -1 <&3",
         ),
     ),
+    ("it has a placeholder for the token of a listed host (`[credentials]`)", _says("so", _PLACEHOLDER)),
+    ("a token that it prints is masked (`SECRETS=mask`)", _is_masked),
     # The name is put together in the command, so that the command itself does not have it.
     (
         "it sees processes of the machine",
@@ -169,11 +181,15 @@ def _decoys() -> Generator[Decoys]:
                 victim.kill()
 
 
+def _network(port: int) -> Hosts:
+    return Hosts([f"127.0.0.1:{port}", *_CREDENTIAL.hosts], credentials=[_CREDENTIAL])
+
+
 async def _column(kind: str) -> dict[str, str]:
     """What came of every row in this backend."""
     found: dict[str, str] = {}
     with _decoys() as decoys:
-        async with _engines(kind, Hosts([f"127.0.0.1:{decoys.port}"])) as engine:
+        async with _engines(kind, _network(decoys.port)) as engine:
             async with _started(engine()) as first:
                 for name, attempt in ROWS:
                     found[name] = "yes" if await attempt(first, decoys) else "no"
@@ -189,10 +205,11 @@ async def _column(kind: str) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def _engines(kind: str, network: Hosts) -> AsyncGenerator[Callable[[], Engine]]:
     """What makes engines over the same sessions, each as another worker has one."""
+    mask = Mask("mask", lambda: known_values([_CREDENTIAL]).items())
     if kind == "podman":
         async with pod() as made:
             made.options = {"network": network}
-            yield made.engine
+            yield lambda: made.engine(mask=mask)
         return
     store = MemorySessionStore()
     with tempfile.TemporaryDirectory(prefix="shellback-features-", ignore_cleanup_errors=True) as base:
@@ -201,7 +218,7 @@ async def _engines(kind: str, network: Hosts) -> AsyncGenerator[Callable[[], Eng
         if kind == "bubblewrap":
             backend = BubblewrapBackend(workspace, network=network)
         backend.check()
-        yield lambda: Engine(store, SupervisorClient(home, idle_s=0.5), backend, home=home)
+        yield lambda: Engine(store, SupervisorClient(home, idle_s=0.5), backend, home=home, mask=mask)
 
 
 @contextlib.asynccontextmanager

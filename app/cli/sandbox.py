@@ -132,8 +132,8 @@ def run(ctx: click.Context, profile: str, command: tuple[str, ...], workspace: s
 
     The sandbox (with BACKEND=podman or docker a container) exists for this command only. Remaining processes are ended
     and its /tmp is deleted; changes in the workspace stay. Without a terminal, Ctrl-C ends the whole container. Unlike
-    a command of an agent, this one can create protected files that do not exist yet, and it reaches each host of
-    [network], also one that a rule denies.
+    a command of an agent, this one can create protected files that do not exist yet, and no credential is put into its
+    requests.
 
     \b
       shellback sandbox run 'which node; echo $PATH; ls -l /usr/local'
@@ -151,7 +151,9 @@ def run(ctx: click.Context, profile: str, command: tuple[str, ...], workspace: s
         backend = made(settings, name, path)
         backend.check()
         spec = command_spec(command=text, cwd=_cwd(backend), workspace=backend.workspace, limits=Limits())
-        report = backend.tried(replace(spec, profile=profile), None if wants_json() else streams)
+        report = backend.tried(
+            replace(spec, profile=profile), None if wants_json() else streams, settings.shellback_home
+        )
     if wants_json():
         print_json(asdict(report))
     elif report.signal is not None:

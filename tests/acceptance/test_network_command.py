@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.proxy.authority import Authority, ensure
+from shellback.exec.wire import layout
 from shellback.work.approvals import audit
 from shellback.work.queue.mailbox import Workspace
 from tests.commands import assert_refused, facts, shellback, told
@@ -133,6 +134,26 @@ def test_a_command_of_sandbox_run_in_a_container_reaches_listed_hosts_only(sqlit
         assert run.returncode == 0, run.stderr
         reads = shellback(made, "sandbox", "run", "--profile", "read_only", f"{get} http://127.0.0.1:{port}/")
         assert "hello" not in reads.stdout
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "podman"])
+def test_a_command_of_sandbox_run_does_not_reach_a_listed_host_that_a_rule_denies(
+    kind: str, sqlite_url: str, port: int
+) -> None:
+    with contained(kind, sqlite_url, NETWORK="list") as made:
+        file, host = made.home / "shellback.toml", f"127.0.0.1:{port}"
+        file.write_text(f'[network]\nhosts = ["{host}"]\n')
+        file.chmod(0o600)
+
+        def said() -> str:
+            return shellback(made, "sandbox", "run", f"curl -sS --noproxy '' http://{host}/").stdout
+
+        assert "hello from the host" in said()
+        made.hire()
+        rule = facts(told(made, "rules", "add", "deny", "--connect", host, "--json"))["id"]
+        rules = made.home / layout.DENIED / "saved.json"
+        made.until("the worker has written the rule", lambda: rule in rules.read_text())
+        assert f"{host} is denied: rule saved {rule}" in said()
 
 
 def test_a_worker_lends_a_credential_and_a_server_that_does_not_verify_never_gets_it(

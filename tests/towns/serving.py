@@ -1,8 +1,8 @@
 """`python -m tests.towns.serving PLACE UID SIGN`: the servers of a town, in the namespaces that it is begun in.
 
-PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. It says the
-process of the open proxy and "ready", then to each line what has come: texts that begin with SIGN, each with whether it
-came to a host that is listed.
+PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. Who asks
+for a FIFO is answered once somebody has written there. It says the process of the open proxy and "ready", then to each
+line what has come: texts that begin with SIGN, each with whether it came to a host that is listed.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Serving:
         file = file / "index.html" if file.is_dir() else file
         if not (self._www / host).is_dir() or not host:
             return _PAGE
-        if not file.is_file():
+        if not file.is_file() and not file.is_fifo():
             return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         body = file.read_bytes()
         kind = {".html": "text/html", ".json": "application/json"}.get(file.suffix, "application/octet-stream")

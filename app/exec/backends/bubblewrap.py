@@ -163,9 +163,10 @@ class BubblewrapBackend(ChosenBackend):
         """See `Backend.private_home`."""
         return view.HOME
 
-    def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
+    def tried(self, spec: CommandSpec, streams: Sequence[int] | None, rules: Path) -> Report:
         self.check()
-        report = tried(asyncio.run(self.plan(spec, f"run {os.getpid()}")), timeout_s=0, streams=streams)
+        plan = asyncio.run(self.plan(spec, f"run {os.getpid()}"))
+        report = tried(plan, timeout_s=0, streams=streams, rules=rules)
         if report.stage:
             raise BackendUnavailable(causes.cause(report, self.bwrap or "bwrap", causes.Machine()))
         return report

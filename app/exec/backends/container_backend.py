@@ -247,7 +247,7 @@ class ContainerBackend(ChosenBackend):
         relative = os.path.relpath(path, self.workspace)
         return WORKSPACE if relative == "." else f"{WORKSPACE}/{relative}"
 
-    def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
+    def tried(self, spec: CommandSpec, streams: Sequence[int] | None, rules: Path) -> Report:
         """See `ChosenBackend.tried`; with `streams` it has a terminal if ours is one.
 
         Raises:
@@ -268,7 +268,7 @@ class ContainerBackend(ChosenBackend):
             words = ["exec", *mode, "--user", f"{plan.uid}:{plan.gid}", "--workdir", plan.cwd, plan.home.name]
             described = homes.known(plan.home)
             proxied = described is not None and described.proxied
-            with served(plan.home, facts_of(described)) if proxied else contextlib.nullcontext():
+            with served(plan.home, facts_of(described), rules) if proxied else contextlib.nullcontext():
                 done = subprocess.run(
                     engine.argv(*words, *env, *plan.argv),
                     env=engine.environ,

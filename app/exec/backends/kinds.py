@@ -114,11 +114,11 @@ class ChosenBackend(Backend):
         self.check()
         return None
 
-    def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
+    def tried(self, spec: CommandSpec, streams: Sequence[int] | None, rules: Path) -> Report:
         """Run one command in a place made for it and gone with it, however long that takes.
 
         It has our descriptors `streams` for 0, 1 and 2; without them it reads nothing, and the first 64 KiB of its
-        output are in the report.
+        output are in the report. Hosts are denied by the rules that are kept in the state directory `rules`.
 
         Raises:
             BackendUnavailable: It cannot be had, with cause and remedy.

@@ -32,24 +32,24 @@ _CODE: Final = (
 )
 
 
-def tried(plan: Plan, *, timeout_s: float, streams: Sequence[int] | None = None) -> Report:
+def tried(plan: Plan, *, timeout_s: float, streams: Sequence[int] | None = None, rules: Path | None = None) -> Report:
     """Run the plan's command and wait for it: `timeout_s` seconds (0: as long as it takes), then all of it is killed.
 
     With `streams` the command gets these descriptors as 0, 1 and 2; else it reads nothing and the first 64 KiB of its
     output are in the report. Nothing of it is left afterwards, also when this is interrupted; so nothing stands in the
-    workspace for what does not exist.
+    workspace for what does not exist. Hosts are denied by the rules of the state directory `rules`.
 
     Raises:
         SpawnFailed: The trial itself failed; the message has its last words.
     """
-    report = _tried(plan, timeout_s, streams)
+    report = _tried(plan, timeout_s, streams, rules)
     if report.stage and report.errno == errno.ENOENT:
         # What stood in the workspace for something that is missing has gone with the command that it stood there for.
-        report = _tried(plan, timeout_s, streams)
+        report = _tried(plan, timeout_s, streams, rules)
     return report
 
 
-def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None) -> Report:
+def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None, rules: Path | None) -> Report:
     assert plan.sandbox is not None
     request = StartRequest(
         session_id="trial",
@@ -65,6 +65,7 @@ def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None) -> Repor
     told = {
         "request": request.to_wire(),
         "most": OUTPUT_BYTES,
+        "rules": rules and str(rules),
         "streams": None if streams is None else list(streams),
     }
     text = _ran(json.dumps(told).encode() + b"\n", timeout_s + _OVERHEAD_S if timeout_s else None, streams or ())
@@ -76,8 +77,8 @@ def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None) -> Repor
 
 
 @contextlib.contextmanager
-def served(home: Path, facts: Mapping[str, object]) -> Generator[None]:
-    """Have the container of this home reach the hosts in `facts` until the end of the block.
+def served(home: Path, facts: Mapping[str, object], rules: Path) -> Generator[None]:
+    """Have the container of this home reach the hosts in `facts` until the end of the block, unless `rules` deny them.
 
     Raises:
         BackendUnavailable: It cannot be served.
@@ -87,7 +88,7 @@ def served(home: Path, facts: Mapping[str, object]) -> Generator[None]:
         assert child.stdout is not None
         with child.stdin:
             with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps({"home": str(home), "facts": facts}).encode() + b"\n")
+                child.stdin.write(json.dumps({"home": str(home), "facts": facts, "rules": str(rules)}).encode() + b"\n")
                 child.stdin.flush()
             said = child.stdout.readline()
             if said != b"\n":

@@ -104,11 +104,11 @@ class Proxy:
     `home` is the state directory; without one it puts no credentials into requests.
     """
 
-    def __init__(self, home: str | None, asking: Asking, journal: Journal, room: int) -> None:
+    def __init__(self, home: str | None, asking: Asking, denied: Denied, journal: Journal, room: int) -> None:
         self._home = home
         self._journal = journal
         self._asking = asking
-        self._denied = Denied(home)
+        self._denied = denied
         self._room = room
         self._served: dict[str, Served] = {}
         self._all: set[asyncio.Task[None]] = set()
@@ -244,19 +244,21 @@ def _there(accepted: socket.socket) -> bool:
     return not look.poll(0)
 
 
-async def _run(control: socket.socket, home: str | None, room: int) -> None:
+async def _run(control: socket.socket, home: str | None, rules: str | None, room: int) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "names"))
     async with Asking(home) as asking:
         with Journal(home) as journal:
-            await Proxy(home, asking, journal, room).obey(control)
+            await Proxy(home, asking, Denied(rules), journal, room).obey(control)
 
 
 def main() -> None:
-    """Run the proxy; its argument is the state directory, or nothing."""
+    """Run the proxy; its arguments are its state directory, and the one whose rules deny hosts, each "" for none."""
     control = socket.socket(fileno=PROXY_CONTROL)
     control.setblocking(False)
     os.set_inheritable(PROXY_CONTROL, False)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, _LOG_BYTES))
     room = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES) // _FILES)
+    # A supervisor of an older version names one directory, or none.
+    words = [word or None for word in sys.argv[1:]] or [None]
     with asyncio.Runner() as runner:
-        runner.run(_run(control, sys.argv[1] if len(sys.argv) > 1 else None, room))
+        runner.run(_run(control, words[0], words[-1], room))

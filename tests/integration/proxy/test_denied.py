@@ -53,10 +53,10 @@ class Scene:
 
     def write(self, *tables: str, name: str = "rules.toml") -> Path:
         """The operator's file of that name."""
-        file = self.home / name
-        file.touch(0o600)
-        file.write_text("".join(tables))
-        return file
+        file, new = self.home / name, self.home / f"{name}.new"
+        new.touch(0o600)
+        new.write_text("".join(tables))
+        return new.replace(file)  # at once: who looks meanwhile would find an empty one, which denies nothing
 
     def made(self, policy: Path | None) -> Denying:
         made = Denying(home=self.home, database=self.db, doorbell=Doorbell(self.home, "h", self.db), policy=policy)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
-import json
 import shutil
-import subprocess
-import tarfile
-import zipfile
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -23,6 +16,7 @@ from tests.databases import unless
 from tests.sandboxes import Boxes, boxes, program_needed
 from tests.supervisors import UID
 from tests.towns.names import HOSTS, LISTED
+from tests.towns.registries import INSTALLS, TRUSTING, fill
 from tests.towns.town import Town, refusal, town
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +27,7 @@ OTHER = "other.example"
 def place() -> Generator[Town]:
     unless(refusal())
     with town(UID or 65534) as found:
-        _fill(found.place / "www")
+        fill(found.place / "www")
         yield found
 
 
@@ -44,41 +38,6 @@ async def box(place: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
         hosts = Hosts([*HOSTS, f"*.{LISTED}:22"])
         found.backend = BubblewrapBackend(found.workspace, network=hosts, readable=(place.certificate,))
         yield found
-
-
-def _fill(www: Path) -> None:
-    """An index of pip, a registry of npm, a repository of git and one of apt, each with something called ours."""
-    for name in ("pip", "npm", "git", "apt"):
-        (www / f"{name}.{LISTED}").mkdir()
-    index = www / f"pip.{LISTED}/simple/ours"
-    index.mkdir(parents=True)
-    (index / "index.html").write_text('<a href="ours-1.0-py3-none-any.whl">ours-1.0-py3-none-any.whl</a>')
-    with zipfile.ZipFile(index / "ours-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("ours.py", "print('from pip')\n")
-        wheel.writestr("ours-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
-        wheel.writestr("ours-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("ours-1.0.dist-info/RECORD", "ours.py,,\n")
-    npm = www / f"npm.{LISTED}"
-    facts = {"name": "ours", "version": "1.0.0"}
-    with tarfile.open(npm / "ours-1.0.0.tgz", "w:gz") as packed:
-        for name, text in {"package.json": json.dumps(facts), "index.js": "console.log('from npm')\n"}.items():
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size = len(text)
-            packed.addfile(entry, io.BytesIO(text.encode()))
-    digest = base64.b64encode(hashlib.sha512((npm / "ours-1.0.0.tgz").read_bytes()).digest()).decode()
-    dist = {"tarball": f"https://npm.{LISTED}/ours-1.0.0.tgz", "integrity": f"sha512-{digest}"}
-    known = {"1.0.0": {**facts, "dist": dist}}
-    (npm / "ours").write_text(json.dumps({"name": "ours", "dist-tags": {"latest": "1.0.0"}, "versions": known}))
-    source, bare = www / "source", www / f"git.{LISTED}/ours.git"
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (
-        ["init", "-q", source],
-        ["-C", source, *who, "commit", "-q", "--allow-empty", "-m", "from git"],
-        ["clone", "-q", "--bare", source, bare],
-        ["-C", bare, "update-server-info"],
-    ):
-        subprocess.run(["git", *words], check=True)
-    (www / f"apt.{LISTED}/Packages").write_text("Package: ours\nVersion: 1.0\nArchitecture: all\nDescription: ours\n\n")
 
 
 _APT = (
@@ -100,14 +59,11 @@ PROGRAMS = {
     "curl": ("curl", CURL + " https://{host}/", "seen", "response 403"),
     "curl_plain": ("curl", CURL + " http://{host}/", "seen", GONE),
     "curl_socks": ("curl", CURL + " -x socks5h://127.0.0.1:3128 https://{host}/", "seen", "Can't complete SOCKS5"),
-    "git": ("git", "d=$(mktemp -d); git clone -q https://git.{host}/ours.git $d && git -C $d log --format=%s",
-            "from git", "response 403"),
+    "git": ("git", *INSTALLS["git"], "response 403"),
     "ssh": ("ssh", 'GIT_SSH_COMMAND="$GIT_SSH_COMMAND -v" git ls-remote ssh://git.{host}/x',
             "software version town", GONE),
-    "pip": ("pip3", "pip3 install --retries 1 --index-url https://pip.{host}/simple --target t ours && "
-            "PYTHONPATH=t python3 -m ours", "from pip", GONE),
-    "npm": ("npm", "npm install --fetch-retries=0 --registry https://npm.{host}/ ours && node -e 'require(\"ours\")'",
-            "from npm", "403"),
+    "pip": ("pip3", *INSTALLS["pip"], GONE),
+    "npm": ("npm", *INSTALLS["npm"], "403"),
     "apt": ("apt-get", _APT, "Package: ours", GONE),
     "python": ("python3", PYTHON, "seen", GONE),
     "requests": ("pip3", REQUESTS, "seen", GONE),
@@ -126,8 +82,7 @@ async def test_a_program_reaches_a_listed_host_unasked_and_says_why_not_another_
         program_needed(program)
     else:
         shutil.copy(nodes.command(nodes.CODEX)[0], box.workspace / "node")
-    trusting = ("CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
-    trusted = dict.fromkeys((*trusting, "NODE_EXTRA_CA_CERTS", "npm_config_cafile"), str(place.certificate))
+    trusted = dict.fromkeys(TRUSTING, str(place.certificate))
     home = str(box.workspace)
     env = {"PATH": "/usr/bin:/bin", "HOME": home, "LC_ALL": "C.UTF-8", **PROXIED, **trusted}
 

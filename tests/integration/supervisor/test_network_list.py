@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncGenerator
@@ -14,7 +15,9 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.listed import PROXIED
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.reports.connections import Connection, connections
+from shellback.exec.wire import layout
 from shellback.exec.wire.hosts import Hosts
+from shellback.exec.wire.sandbox import PROXY_PORT
 from tests.halves import in_halves
 from tests.sandboxes import Boxes, boxes, program_needed
 from tests.supervisors import kill, until
@@ -49,6 +52,8 @@ class Net:
 
 
 CURL = "curl -sS -m 20 --noproxy ''"
+TAKES = f"import socket; s = socket.create_server(('127.0.0.1', {PROXY_PORT})); print('ready', flush=True); input()"
+"""What is in the way of a listener: it takes the place of the process with which bubblewrap makes an instance."""
 
 
 @pytest.fixture
@@ -82,6 +87,22 @@ async def test_a_command_reaches_what_is_listed_and_nothing_else(net: Net) -> No
 async def test_a_command_that_only_reads_has_no_way_out(net: Net) -> None:
     assert "Failed to connect" in await net.sh("reads", f"{CURL} {net.url} 2>&1", profile=READ_ONLY)
     assert not net.proxies()
+
+
+async def test_where_the_proxy_cannot_listen_nothing_starts_and_the_command_says_why(net: Net) -> None:
+    taken = net.box.script(f'exec "$BWRAP" "$1" "$2" "$3" "$4" -- /usr/bin/python3 -c "{TAKES}"')
+    sandbox = await net.box.planned(bwrap=taken)
+    answer = await net.box.start("taken", f"touch {net.box.workspace}/ran", sandbox=sandbox)
+    assert (answer["outcome"], answer["record"]["errno"]) == ("start_failed", errno.EADDRINUSE)
+    said = net.box.log("taken").decode()
+    assert (
+        "the proxy cannot listen, so nothing is started (repeat the command, or set NETWORK=off or NETWORK=on)" in said
+    )
+    assert f"127.0.0.1:{PROXY_PORT}: Address already in use\n" in said
+    assert "the proxy cannot listen" in (net.box.home / layout.SUPERVISOR / layout.DIARY).read_text()
+    await net.box.nothing_left()
+    assert not net.proxies()
+    assert await net.sh("next", f"{CURL} {net.url}") == "first\nlast\n"
 
 
 async def test_an_instance_with_another_list_is_another_instance(net: Net) -> None:

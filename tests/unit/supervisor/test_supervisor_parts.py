@@ -31,6 +31,7 @@ from shellback.exec.supervisor.records.times import Stretch, Times, offset_since
 from shellback.exec.supervisor.sandbox import stubs
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.losses import Losses
+from shellback.exec.supervisor.sandbox.proxying import Proxying
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
 from tests.supervisors import raising
@@ -430,7 +431,9 @@ def held(*names: str) -> Held:
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     keeper = Keeper()
     loop = Loop()
-    instances = Instances(loop, None, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
+    diary = Diary(os.devnull, "test")
+    proxying = Proxying(loop, None, None, diary)
+    instances = Instances(loop, proxying, cast("Line", keeper), diary, Losses(loop, lambda _: None))
     whole, partly, old = held("inner", "mnt", "net", "user"), held("inner", "mnt", "user"), held("mnt", "net", "user")
     partly.noted = whole.noted
     all_held = {"instance.whole": whole, "instance.partly": partly, "instance.old": old, "session": Held()}

@@ -57,10 +57,10 @@ class Instance:
 
 
 class Instances:
-    def __init__(self, loop: Loop, home: str | None, keeper: link.Line, diary: Diary, losses: Losses) -> None:
+    def __init__(self, loop: Loop, proxying: Proxying, keeper: link.Line, diary: Diary, losses: Losses) -> None:
         self._loop = loop
         self._losses = losses
-        self.proxying = Proxying(loop, home, diary)
+        self.proxying = proxying
         self._keeper = keeper
         self._diary = diary
         self._all: dict[str, Instance] = {}
@@ -166,7 +166,7 @@ class Instances:
     def _made(self, sandbox: Sandbox, who: Who, instance: Instance, said: Said, stop: int) -> None:
         found: dict[str, int] = {}
         notes: Message = {"hidden": sandbox.hidden, "root": sandbox.workspace, "who": who, **facts_of(sandbox)}
-        number = said.errno
+        number, text = said.errno, said.text
         try:
             if said.ready:
                 found = _opened(child_of(said.text), said.pid, sandbox)
@@ -179,6 +179,9 @@ class Instances:
                 )
         except (OSError, ValueError) as error:
             number = getattr(error, "errno", 0) or errno.EIO
+            why = getattr(error, "strerror", None) or error
+            text += f"{why}\n"
+            self._diary.note(f"sandbox {sandbox.key}: {why}")
             linux.close_all(found.values())
             found = {}
         os.close(stop)
@@ -190,7 +193,7 @@ class Instances:
             self._attend(sandbox.key, notes)
         waiting, instance.waiting = instance.waiting, []
         for then in waiting:
-            then(found or None, number, said.text)
+            then(found or None, number, text)
 
     def _attend(self, key: str, notes: Message) -> None:
         """Do what an instance needs as long as it is there."""

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from shellback.exec.supervisor.loop import IN, OUT, Loop, now
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox import namespaces
-from shellback.exec.supervisor.sandbox.bwrap import give_up
+from shellback.exec.supervisor.sandbox.bwrap import errno_in, give_up
 from shellback.exec.wire import layout
 from shellback.exec.wire.credentials import MOST
 from shellback.exec.wire.descriptors import closing
@@ -35,6 +35,10 @@ _LENT: Final = "="
 """Precedes the name of a value among keys of instances."""
 _VALUES: Final = 4 * MOST
 """So many values are kept, those that were lent last."""
+_DEAF: Final = (
+    "the proxy cannot listen, so nothing is started (repeat the command, or set NETWORK=off or NETWORK=on):"
+    " 127.0.0.1:{}: {}"
+)
 _WAITING: Final = 256
 _AGAIN_S: Final = 1.0
 _RARELY_S: Final = 60.0
@@ -64,7 +68,10 @@ def facts_in(message: Message) -> dict[str, Any]:
 
 
 def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
-    """A listening socket in the network namespace of an instance. Blocks for milliseconds; raises OSError."""
+    """A listening socket in the network namespace of an instance. Blocks for milliseconds.
+
+    Raises OSError, whose text has cause and remedy.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def work() -> NoReturn:
@@ -84,10 +91,13 @@ def listener(found: Mapping[str, int], who: tuple[int, int] | None) -> int:
         ours.settimeout(LISTEN_S)
         try:
             said, fds, _, _ = socket.recv_fds(ours, PROXY_MESSAGE, 1)
+            number = errno_in(said.decode("utf-8", "replace"))
+        except TimeoutError:
+            fds, number = [], errno.ETIMEDOUT
         finally:
             give_up(pid)
     if not fds:
-        raise OSError(errno.EIO, f"no listener for the proxy: {said.decode('utf-8', 'replace').strip()}")
+        raise OSError(number, _DEAF.format(PROXY_PORT, os.strerror(number)))
     os.set_inheritable(fds[0], False)
     return fds[0]
 
@@ -102,12 +112,12 @@ def _size(path: str) -> int:
 class Proxying:
     """Has a proxy process while there is an instance with a list; starts another one when it ends.
 
-    Without a `home`, it keeps no records.
+    Without a `home`, it keeps no records and asks nobody. Hosts are denied by the rules of the state directory `rules`.
     """
 
-    def __init__(self, loop: Loop, home: str | None, diary: Diary) -> None:
+    def __init__(self, loop: Loop, home: str | None, rules: str | None, diary: Diary) -> None:
         self._loop = loop
-        self._home = [] if home is None else [home]
+        self._words = home or "", rules or ""
         self._log = os.devnull if home is None else os.path.join(home, layout.SUPERVISOR, layout.PROXY_LOG)
         self._diary = diary
         self._served: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -182,7 +192,7 @@ class Proxying:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
-        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._home]
+        argv = [sys.executable, "-I", "-c", _CODE.format(root=_ROOT), *self._words]
         try:
             with theirs, closing(self._opened_log()) as said:
                 pid = os.posix_spawn(

@@ -21,6 +21,7 @@ from shellback.exec.supervisor.sandbox.contained import Contained
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.launching import Launch, Launched
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
+from shellback.exec.supervisor.sandbox.proxying import Proxying
 from shellback.exec.supervisor.sandbox.stubs import Stubs
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.descriptors import kept
@@ -46,7 +47,7 @@ class Sandboxes:
         """Called for a job that lost a cover, and for one whose cover cannot be restored, which has to end."""
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
-        self.instances = Instances(loop, home, keeper, diary, self.losses)
+        self.instances = Instances(loop, Proxying(loop, home, home, diary), keeper, diary, self.losses)
         self.contained = Contained(loop, self.instances.proxying, keeper, diary)
         self._pins: Counter[str] = Counter()
         """The pinned paths, and for how many commands."""

@@ -1,7 +1,8 @@
 """A stand-alone program that has one container reach its list, as the host's supervisor would, without one.
 
-Reads one line of JSON from standard input: `home`, the state directory of the container, and `facts`, what the proxy
-has to know. Prints a line, empty or with the reason why it cannot, and serves until its standard input ends.
+Reads one line of JSON from standard input: `home`, the state directory of the container, `rules`, the one whose rules
+deny hosts, and `facts`, what the proxy has to know. Prints a line, empty or with the reason why it cannot, and serves
+until its standard input ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> None:
     told: dict[str, Any] = json.loads(line())
     loop = Loop()
     diary = Diary(os.devnull, "serving")
-    contained = Contained(loop, Proxying(loop, None, diary), link.Line.to_nobody(loop), diary)
+    contained = Contained(loop, Proxying(loop, None, told["rules"], diary), link.Line.to_nobody(loop), diary)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     try:

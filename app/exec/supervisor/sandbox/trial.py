@@ -1,8 +1,9 @@
 """A stand-alone program that runs one command in its own sandbox, as the supervisor would, and reports the outcome.
 
 Reads one line of JSON from standard input: `request` (a `StartRequest` with a sandbox), `most` (bytes of output to
-keep), `streams` (three descriptors for the command, or null: no input, and the output is in the report). Prints a
-`Report` as one line of JSON. When its standard input ends, it ends early with all that it started.
+keep), `rules` (the state directory whose rules deny hosts, or null), `streams` (three descriptors for the command, or
+null: no input, and the output is in the report). Prints a `Report` as one line of JSON. When its standard input ends,
+it ends early with all that it started.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.launching import Launch, Launched
 from shellback.exec.supervisor.sandbox.losses import Losses, Place
+from shellback.exec.supervisor.sandbox.proxying import Proxying
 from shellback.exec.wire import linux
 from shellback.exec.wire.protocol import Refused, StartRequest
 
@@ -56,7 +58,7 @@ class Report:
 class Trial:
     """One run; `report` is complete when `run` returns."""
 
-    def __init__(self, request: StartRequest, streams: list[int] | None, most: int) -> None:
+    def __init__(self, request: StartRequest, streams: list[int] | None, most: int, rules: str | None) -> None:
         assert request.sandbox is not None
         self.report = Report()
         # Groups and markers named after this process are unique.
@@ -72,7 +74,8 @@ class Trial:
         # Nothing must hold the namespaces after our end.
         keeper = link.Line.to_nobody(self._loop)
         self._losses = Losses(self._loop, lambda _why: None)
-        self.instances = Instances(self._loop, None, keeper, Diary(os.devnull, "trial"), self._losses)
+        diary = Diary(os.devnull, "trial")
+        self.instances = Instances(self._loop, Proxying(self._loop, None, rules, diary), keeper, diary, self._losses)
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:
@@ -206,7 +209,7 @@ def main() -> None:
     told: dict[str, Any] = json.loads(line())
     request = StartRequest.from_wire(told["request"])
     assert request.sandbox is not None
-    trial = Trial(request, told["streams"], int(told["most"]))
+    trial = Trial(request, told["streams"], int(told["most"]), told["rules"])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     try:
