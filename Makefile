@@ -25,7 +25,7 @@ help: ## list what can be made
 setup: $(STAMP) ## make .venv with everything, from the locked versions
 
 demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
-	@$(BIN)/shellback demo
+	@$(BIN)/shellback demo $(ARGS)
 
 quick: $(STAMP) ## the unit tests, and in the time left those of packages that changed (45 s); ARGS= goes to pytest
 	@$(BIN)/python -m tests.quick $(ARGS)

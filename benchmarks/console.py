@@ -15,16 +15,19 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
-from benchmarks.rig import UNLIMITED, Rig, ground, rig
+from benchmarks.rig import UNLIMITED, Ground, Rig, ground, rig
 from benchmarks.terminals import ECHO
 from shellback.exec.core.model import Session
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
 
 VIEWERS: Final = 50
 MB: Final = 1_000_000
@@ -46,11 +49,11 @@ while True:
     for key, _ in waiting.select():
         read += len(key.fileobj.recv(1 << 16))
 """
-"""A program that shows a terminal to nobody, many times."""
+"""A program that shows a stream to nobody, many times."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Browser:
+class Browser:
     """A person who is logged in."""
 
     base: str
@@ -64,42 +67,59 @@ class _Browser:
         return {"cookie": self.cookie, "origin": self.base, "content-type": "application/x-www-form-urlencoded"}
 
 
-@contextlib.asynccontextmanager
-async def _console(options: Options) -> AsyncGenerator[tuple[Rig, _Browser, dict[str, str]]]:
-    """A worker's engine, a server beside it, a person at its console, and the environment of both."""
+@dataclass(frozen=True, slots=True)
+class Console:
+    """A server and a person at its console; `pid` is the server's."""
+
+    where: Ground
+    place: Place
+    environ: Mapping[str, str]
+    browser: Browser
+    pid: int
+
+
+@contextlib.contextmanager
+def console(options: Options, argv: Sequence[str] = (PROGRAM,), **environ: str) -> Generator[Console]:
+    """A state directory with a server, which these words start, and no worker."""
     from shellback.settings import Settings, plain_environment
     from shellback.storage import accounts
-    from shellback.storage.sessions import SqlSessionStore
     from shellback.wiring import wiring
 
     where = ground(options.directory)
     environ = {
         **plain_environment(), "SHELLBACK_HOME": str(where.home), "WORKSPACE_ROOT": str(where.workspace),
-        "MODEL": "offline", "BACKEND": "host", "LOG_LEVEL": "ERROR",
+        "MODEL": "offline", "BACKEND": "host", "LOG_LEVEL": "ERROR", **environ,
     }  # fmt: skip
     with wiring.place(Settings.load(environ)) as place:
-        store = SqlSessionStore(place.database, limit=UNLIMITED)
-        async with rig(where, store, host_id=place.host_id) as made:
-            link = place.database.write_now(accounts.add, "bench", role="operator", owner="benchmark")
-            with _serving(environ, where.root) as base:
-                yield made, await asyncio.to_thread(_entered, base, link), environ
+        link = place.database.write_now(accounts.add, "bench", role="operator", owner="benchmark")
+        with _serving([*argv, "serve", "--port", "0"], environ, where.root) as (base, pid):
+            yield Console(where, place, environ, _entered(base, link), pid)
+
+
+@contextlib.asynccontextmanager
+async def _console(options: Options) -> AsyncGenerator[tuple[Rig, Browser, Mapping[str, str]]]:
+    """A worker's engine, a server beside it, a person at its console, and the environment of both."""
+    from shellback.storage.sessions import SqlSessionStore
+
+    with console(options) as on:
+        store = SqlSessionStore(on.place.database, limit=UNLIMITED)
+        async with rig(on.where, store, host_id=on.place.host_id) as made:
+            yield made, on.browser, on.environ
 
 
 @contextlib.contextmanager
-def _serving(environ: Mapping[str, str], root: Path) -> Generator[str]:
-    server = subprocess.Popen(
-        [PROGRAM, "serve", "--port", "0"], env=environ, cwd=root, stderr=subprocess.PIPE, text=True
-    )
+def _serving(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> Generator[tuple[str, int]]:
+    server = subprocess.Popen(argv, env=environ, cwd=root, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        yield next(line.split()[1] for line in server.stderr if line.startswith("ready "))
+        yield next(line.split()[1] for line in server.stderr if line.startswith("ready ")), server.pid
     finally:
         server.terminate()
         server.communicate(timeout=30)
 
 
-def _entered(base: str, link: str) -> _Browser:
-    guest = _Browser(base, "")
+def _entered(base: str, link: str) -> Browser:
+    guest = Browser(base, "")
     with contextlib.closing(guest.connection()) as web:
         fields = {"password": PASSWORD, "again": PASSWORD, "csrf": ""}
         web.request("POST", f"/console/first/{link}", urlencode(fields), guest.headers)
@@ -107,13 +127,13 @@ def _entered(base: str, link: str) -> _Browser:
         cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
         if answer.status != 303 or not cookie:
             raise RuntimeError(f"the login was refused: {answer.status} {answer.read()[:500]!r}")
-    return _Browser(base, cookie)
+    return Browser(base, cookie)
 
 
 class _Page:
     """The page of one terminal, with the keyboard."""
 
-    def __init__(self, browser: _Browser, session: Session) -> None:
+    def __init__(self, browser: Browser, session: Session) -> None:
         self._browser, self._at = browser, f"/console/processes/{session.id}/terminal"
         self._web, self._stream = browser.connection(), browser.connection()
         self._web.request("GET", self._at, headers=browser.headers)
@@ -213,7 +233,7 @@ async def _viewers(options: Options) -> Mapping[str, Reading]:
         printing = await made.launch(f"while :; do sleep {PACE_S} & cat block; wait; done", pty=True)
         # In this order nobody profits from what the machine does meanwhile.
         for count in (0, VIEWERS, VIEWERS, 0):
-            with _looking(browser, printing, count):
+            with looking(browser, f"/console/processes/{printing.id}/terminal/output", count):
                 for number in range(-3, options.samples() // 2):
                     began = time.perf_counter()
                     await made.run("true")
@@ -224,13 +244,11 @@ async def _viewers(options: Options) -> Mapping[str, Reading]:
 
 
 @contextlib.contextmanager
-def _looking(browser: _Browser, session: Session, count: int) -> Generator[None]:
-    at = urlsplit(browser.base)
-    request = (
-        f"GET /console/processes/{session.id}/terminal/output HTTP/1.1\r\nHost: {at.netloc}\r\n"
-        f"Cookie: {browser.cookie}\r\n\r\n"
-    )
-    argv = [sys.executable, "-c", LOOK, str(at.hostname), str(at.port), str(count)]
+def looking(browser: Browser, at: str, count: int) -> Generator[None]:
+    """So many open streams of this path, which a process of its own reads."""
+    base = urlsplit(browser.base)
+    request = f"GET {at} HTTP/1.1\r\nHost: {base.netloc}\r\nCookie: {browser.cookie}\r\n\r\n"
+    argv = [sys.executable, "-c", LOOK, str(base.hostname), str(base.port), str(count)]
     looking = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert looking.stdin is not None

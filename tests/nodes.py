@@ -29,6 +29,7 @@ OPENCODE: Final = ("opencode-linux-x64", "bin/opencode")
 GEMINI: Final = ("@google/gemini-cli", "bundle/gemini.js")
 AG_UI: Final = ("@ag-ui/client", "dist/index.mjs")
 AXE: Final = ("axe-core", "axe.min.js")
+PLAYER: Final = ("asciinema-player", "dist/bundle/asciinema-player.min.js")
 Program = tuple[str, str]
 
 

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -59,11 +60,11 @@ def demo(keep: bool, yes: bool) -> None:
 
     It shows a message, a command that needs approval, and a background build that wakes the agent ahead of a backlog.
     Then kill -9 ends worker and supervisor while a process runs: nothing is lost, and nothing runs twice. In the end
-    a command asks about a host. On a terminal the console is offered then.
+    a command asks about a host. The console is offered then: on a terminal at once, else with --keep.
     """
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not wants_json()
     with _playground(keep=keep) as root:
-        facts = Tour(root, ask=ask).walk()
+        facts = Tour(root, ask=ask, keep=keep).walk()
     show(facts, ())
     wrong = [name for name, held in facts["checks"].items() if not held]
     if wrong:
@@ -89,11 +90,12 @@ def _playground(*, keep: bool) -> Generator[Path]:
 class Tour:
     """Walks through the loop as a client; the worker is a process of its own."""
 
-    def __init__(self, root: Path, *, ask: bool) -> None:
+    def __init__(self, root: Path, *, ask: bool, keep: bool) -> None:
         from shellback.settings import plain_environment
 
         self._root = root
         self._ask = ask
+        self._keep = keep
         self._environ = {
             **plain_environment(),
             "SHELLBACK_HOME": str(root / "home"),
@@ -141,10 +143,12 @@ class Tour:
         return facts
 
     def _console(self) -> None:
-        """Offer the console of this tour; it is there until Enter."""
+        """Offer the console of this tour: now, until Enter; else how to open it."""
         there = importlib.util.find_spec("mcp") is not None
         if not (self._ask and there and confirmed("Show it in a browser?")):
-            self._say("In a browser: shellback users add NAME --role operator, then shellback serve beside a worker")
+            yours = "shellback users add NAME --role operator && shellback serve"
+            how = _door(self._root, self._environ) if self._keep else f"{yours} (--keep leaves one of this tour)"
+            self._say(f"In a browser, by the link that this prints: {how}")
             return
         from shellback.settings import CONSOLE
         from shellback.storage import accounts
@@ -390,6 +394,22 @@ def _host() -> Generator[str]:
             yield f"127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def _door(root: Path, environ: Mapping[str, str]) -> Path:
+    """A script that prints a new link and shows the console of a kept tour, until Ctrl-C, whatever is set there."""
+    given = [f"{name}={value}" for name, value in environ.items()]
+    words = shlex.join(["env", "-i", *given, sys.executable, "-P", "-m", "shellback"])
+    door = root / "console"
+    door.write_text(
+        f"""#!/bin/sh
+# Options are those of `shellback serve`.
+{words} users add you --role operator 2>/dev/null || {words} users link you
+exec {words} serve "$@"
+"""
+    )
+    door.chmod(stat.S_IRWXU)
+    return door
 
 
 def _quoted(who: str, text: object) -> str:

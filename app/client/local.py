@@ -38,8 +38,8 @@ REST_S: Final = 0.02
 """The least time between two looks at new events."""
 AWAY_S: Final = 0.2
 """The time between two looks at events of another host, which rings only there."""
-ELSEWHERE_S: Final = 1.0
-"""The same at those of all conversations, which may be on other hosts."""
+ELSEWHERE_S: Final = 1.5
+"""The same at those of all conversations, which may be on other hosts. With the heartbeat it is a query a second."""
 
 
 class Local:

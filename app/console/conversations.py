@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from shellback.client.facts import Approval, Session
+from shellback.client.facts import Session
 from shellback.client.operations import Asking, require_conversation
 from shellback.client.said import Said, parts_of
 from shellback.console.access import Page, caller_of
@@ -19,6 +19,7 @@ from shellback.console.pages import page, path, searched
 from shellback.console.waiting import told
 from shellback.exec.core.display import request_lines
 from shellback.storage import transcript
+from shellback.work.approvals import approvals
 from shellback.work.queue import standing, stream
 from shellback.work.turn import stopping
 
@@ -62,8 +63,7 @@ class Conversations:
         name, caller = request.path_params["name"], caller_of(request)
         given = request.query_params.get("last", "")
         last = min(max(int(given[:6]), 1), MOST) if given.isdecimal() else MESSAGES
-        stands, total, messages, now = await self._local.within(caller, lambda at: _look(at, name, last))
-        waiting: list[Approval] = await self._local.ask("approvals", {"conversation": name}, caller)
+        stands, total, messages, now, waiting = await self._local.within(caller, lambda at: _look(at, name, last))
         running: list[Session] = await self._local.ask("sessions", {"conversation": name}, caller)
         # In a thread: it draws all that the agent wrote.
         return await asyncio.to_thread(
@@ -92,17 +92,21 @@ class Conversations:
         return RedirectResponse(path("conversations", name) + "#end", status_code=303)
 
 
-def _look(at: Asking, name: str, last: int) -> tuple[Standing, int, list[dict[str, Any]], list[Said]]:
-    """How a conversation stands, how many messages it has, the last of them, and what its turn has said since."""
+_Looked = tuple["Standing", int, list[dict[str, Any]], list[Said], list[approvals.Request]]
+
+
+def _look(at: Asking, name: str, last: int) -> _Looked:
+    """How a conversation stands, how many messages it has, the last of them, what its turn has said since, and asks."""
     require_conversation(at, name)
 
-    def look(conn: sa.Connection) -> tuple[Standing, int, list[dict[str, Any]], list[Said]]:
+    def look(conn: sa.Connection) -> _Looked:
         stands = standing.one(conn, name)
         assert stands is not None
         record = transcript.summary(conn, name)
         head = record["head_id"] if record is not None else None
         ids = transcript.line(conn, head)
-        return stands, len(ids), transcript.messages(conn, ids[-last:]), [*_since(conn, stands)]
+        waiting = approvals.find(conn, conversation_id=name, state="pending")
+        return stands, len(ids), transcript.messages(conn, ids[-last:]), [*_since(conn, stands)], waiting
 
     return at.where.database.read_now(look)
 

@@ -22,15 +22,20 @@ from shellback.work.errors import ApprovalRefused, InvalidRequest
 from shellback.work.queue import mailbox
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from shellback.client.local import Local
     from shellback.exec.policy.rules.rule import Rule
 
 T = TypeVar("T")
 
-LISTED: Final = 30
+LISTED: Final = 50
 """So many requests are on the page. Others come up as these are decided."""
+WHOLE: Final = 15
+"""So many of them can be decided there. The others are shown in brief."""
 WHOLE_CHARS: Final = 1_500
 """A longer request is decided on its own page, which shows all of it."""
+BRIEF_CHARS: Final = 200
 LATELY_S: Final = 3_600.0
 """So long a decision is on the first page, and so long rules that were shown can be saved."""
 LATELY: Final = 5
@@ -61,17 +66,17 @@ class Waiting:
 
     async def _waiting(self, request: Request) -> Response:
         caller = caller_of(request)
-        found: list[Approval] = await self._local.ask("approvals", {}, caller)
-        lately = await self._local.within(caller, _lately)
-        cards = [told(one) for one in found[:LISTED]]
-        return page(request, "waiting.html", found=cards, total=len(found), lately=lately)
+        found, total, lately = await self._local.within(caller, _look)
+        cards = [told(one, WHOLE_CHARS if number < WHOLE else BRIEF_CHARS) for number, one in enumerate(found)]
+        return page(request, "waiting.html", found=cards, total=total, lately=lately)
 
     async def _one(self, request: Request) -> Response:
         return page(request, "request.html", one=await self._told(request))
 
     async def _told(self, request: Request) -> dict[str, Any]:
         found: Approval = await self._local.ask("approval", {"id": request.path_params["id"]}, caller_of(request))
-        return told(found) | {"whole": True}
+        fields = approvals.Request.__dataclass_fields__
+        return told(approvals.Request(**{name: getattr(found, name) for name in fields})) | {"whole": True}
 
     async def _approve(self, request: Request) -> Response:
         form = await request.form()
@@ -89,12 +94,12 @@ class Waiting:
 
     async def _change_form(self, request: Request) -> Response:
         one = await self._told(request)
-        return page(request, "change.html", one=one, text=editable(one["request"]))
+        return page(request, "change.html", one=one, text=editable(one["of"]))
 
     async def _change(self, request: Request) -> Response:
         form, digest = await request.form(), await _digest(request)
         text = str(form.get("text", "")).replace("\r\n", "\n")
-        one = (await self._told(request))["request"]
+        one = (await self._told(request))["of"]
 
         def change(deciding: Deciding) -> object:
             return deciding.propose(one, edited(one, text), digest=digest)
@@ -105,7 +110,7 @@ class Waiting:
     async def _rule(self, request: Request) -> Response:
         one, at = await self._told(request), time.time()
         days, everywhere = _how(request.query_params.get)
-        wanted = one["request"]
+        wanted = one["of"]
         rules = await self._deciding(
             request, lambda deciding: deciding.rules(wanted, everywhere=everywhere, days=days, at=at)
         )
@@ -118,7 +123,7 @@ class Waiting:
     async def _remember(self, request: Request) -> Response:
         form, digest = await request.form(), await _digest(request)
         days, everywhere = _how(lambda name: str(form.get(name, "")))
-        one = (await self._told(request))["request"]
+        one = (await self._told(request))["of"]
         try:
             at = float(str(form.get("at", "")))
         except ValueError:
@@ -161,28 +166,36 @@ def _seen(rules: Sequence[Rule]) -> str:
     return hashlib.sha256("\n".join(rule.described() for rule in rules).encode()).hexdigest()
 
 
-def _lately(at: Asking) -> list[dict[str, Any]]:
-    found = at.where.database.read_now(approvals.decided_last, since=time.time() - LATELY_S, limit=LATELY)
+def _look(at: Asking) -> tuple[list[approvals.Request], int, list[dict[str, Any]]]:
+    """The requests of the page, how many there are, and what was decided lately."""
+
+    def look(conn: sa.Connection) -> tuple[list[approvals.Request], int, list[approvals.Request]]:
+        lately = approvals.decided_last(conn, since=time.time() - LATELY_S, limit=LATELY)
+        return approvals.find(conn, state="pending", limit=LISTED), approvals.pending(conn), lately
+
+    found, total, lately = at.where.database.read_now(look)
     # A call that was approved is used in a moment, which is no news here.
-    return [
-        {"of": one, "state": "approved" if one.state == "used" else one.state, "what": label(showing.headline(one))}
-        for one in found
-    ]
+    return (
+        found,
+        total,
+        [
+            {"of": one, "state": "approved" if one.state == "used" else one.state, "what": label(showing.headline(one))}
+            for one in lately
+        ],
+    )
 
 
-def told(one: Approval) -> dict[str, Any]:
-    """What a card shows of a request: its facts, and the lines that every surface shows."""
-    request = approvals.Request(**{name: getattr(one, name) for name in approvals.Request.__dataclass_fields__})
-    lines, details = showing.card(request, counted=False), showing.details(request)
-    whole = sum(map(len, (*lines, *details))) <= WHOLE_CHARS
+def told(of: approvals.Request, at_most: int = WHOLE_CHARS) -> dict[str, Any]:
+    """What a card shows of a request: its facts, and the lines that every surface shows, or so much of them."""
+    lines, details = showing.card(of, counted=False), showing.details(of)
+    whole = sum(map(len, (*lines, *details))) <= at_most
     return {
-        "of": one,
-        "request": request,
+        "of": of,
         "lines": lines,
         "details": details,
-        "first": lines if whole else "\n".join(lines)[:WHOLE_CHARS].split("\n"),
+        "first": lines if whole else "\n".join(lines)[:at_most].split("\n"),
         "whole": whole,
-        "for_session": one.state == "pending" and approvals.why_not_for_session(request) is None,
-        "of_call": request.of_call,
-        "changes": request.of_call and mailbox.driver_of(request.turn_id) == mailbox.AGENT,
+        "for_session": of.state == "pending" and approvals.why_not_for_session(of) is None,
+        "of_call": of.of_call,
+        "changes": of.of_call and mailbox.driver_of(of.turn_id) == mailbox.AGENT,
     }

@@ -50,7 +50,8 @@ LOCK_TIMEOUT_S: Final = 30.0
 class Database:
     """A bounded pool of threads and connections to one database.
 
-    It opens nothing before the first transaction. A missing SQLite file is created 0600, its directory 0700.
+    It opens nothing before the first transaction. A SQLite file that is missing then is created 0600, its directory
+    0700. One that is moved later is an outage, which ends when it is back: nothing is written where nobody looks.
 
     Raises:
         DatabaseUnsupported: The URL is malformed or names an unsupported database.
@@ -61,11 +62,15 @@ class Database:
         self.noted: Callable[[], object] = _nobody
         """Called after a transaction that has added events, by `tell_after`."""
         if self.dialect == "sqlite":
-            self._writer, self._reader = sqlite_engines(self.url, readers=READERS, lock_timeout_s=lock_timeout_s)
+            self._file: SqliteFile | None = SqliteFile(str(self.url.database))
+            self._writer, self._reader = sqlite_engines(
+                self.url, self._file, readers=READERS, lock_timeout_s=lock_timeout_s
+            )
             self._kept: KeptConnection | None = KeptConnection(self._writer, timeout_s=lock_timeout_s)
             self._write_thread: Writer | None = Writer("db-write")
             self._threads = ThreadPoolExecutor(READERS, "db-read")
         else:
+            self._file = None
             self._writer, self._reader = postgres_engines(
                 self.url, connections=CONNECTIONS, lock_timeout_s=lock_timeout_s
             )
@@ -138,6 +143,8 @@ class Database:
     def _once(self, source: sa.Engine | KeptConnection, fn: Callable[[sa.Connection], T]) -> T:
         try:
             with source if isinstance(source, KeptConnection) else source.connect() as conn:
+                if self._file is not None and conn.info[_FILE] != self._file.identity():
+                    conn.invalidate()  # and what follows connects to what is there now
                 conn.begin()
                 conn.info.pop(_AFTER, None)
                 conn.info[_NOTED] = self.noted
@@ -171,6 +178,7 @@ class Database:
 
 _AFTER: Final = "after commit"
 _NOTED: Final = "noted"
+_FILE: Final = "file"
 
 
 def _nobody() -> None:
@@ -297,13 +305,58 @@ _IDLE_MS: Final = 15_000
 """After this time a process that is paused inside a transaction loses its locks."""
 
 
-def sqlite_engines(url: sa.URL, *, readers: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
+class SqliteFile:
+    """The file of a SQLite database. It is created once; later its absence is an outage, no reason for a new one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._made = False
+
+    def identity(self) -> tuple[int, int] | None:
+        """What tells it from another file at its path; None if nothing is there."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def connect(self, timeout_s: float, prepare: Callable[[sqlite3.Connection], object]) -> sqlite3.Connection:
+        """A connection, created with what `prepare` does to it.
+
+        Raises:
+            DatabaseUnreachable: The file cannot be created.
+            sqlite3.Error: It cannot be opened.
+        """
+        if not self._made:
+            _create_file(self._path)
+            self._made = True
+        # isolation_level None: the engine's `begin` event begins transactions, not the module.
+        there = f"{Path(self._path).absolute().as_uri()}?mode=rw"
+        conn = sqlite3.connect(there, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        try:
+            conn.execute("PRAGMA foreign_keys = ON")
+            conn.execute("PRAGMA synchronous = FULL")
+            prepare(conn)
+        except sqlite3.Error:
+            conn.close()
+            raise
+        return conn
+
+    def note(self, _raw: object, record: Any) -> None:
+        """Note for a new connection which file it has open."""
+        record.info[_FILE] = self.identity()
+
+
+def sqlite_engines(
+    url: sa.URL, file: SqliteFile, *, readers: int, lock_timeout_s: float
+) -> tuple[sa.Engine, sa.Engine]:
     """The engines of one writing connection and of `readers` read-only connections."""
-    path = str(url.database)
-    writer = _sqlite_engine(url, partial(_connect_writer, path, lock_timeout_s), 1, lock_timeout_s)
-    reader = _sqlite_engine(url, partial(_connect_reader, path, lock_timeout_s), readers, lock_timeout_s)
+    writer = _sqlite_engine(url, partial(file.connect, lock_timeout_s, _use_wal), 1, lock_timeout_s)
+    reader = _sqlite_engine(url, partial(file.connect, lock_timeout_s, _only_read), readers, lock_timeout_s)
     event.listen(writer, "begin", partial(_begin, "BEGIN IMMEDIATE"))
     event.listen(reader, "begin", partial(_begin, "BEGIN"))
+    for engine in (writer, reader):
+        event.listen(engine, "connect", file.note)
     return writer, reader
 
 
@@ -383,30 +436,8 @@ def _sqlite_engine(url: sa.URL, creator: Any, size: int, timeout_s: float) -> sa
     )
 
 
-def _connect_sqlite(path: str, timeout_s: float) -> sqlite3.Connection:
-    # isolation_level None: the engine's `begin` event begins transactions, not the module.
-    conn = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-    conn.execute("PRAGMA foreign_keys = ON")
-    conn.execute("PRAGMA synchronous = FULL")
-    return conn
-
-
-def _connect_writer(path: str, timeout_s: float) -> sqlite3.Connection:
-    _create_file(path)
-    conn = _connect_sqlite(path, timeout_s)
-    try:
-        _use_wal(conn)
-    except sqlite3.Error:
-        conn.close()
-        raise
-    return conn
-
-
-def _connect_reader(path: str, timeout_s: float) -> sqlite3.Connection:
-    _create_file(path)
-    conn = _connect_sqlite(path, timeout_s)
+def _only_read(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA query_only = ON")
-    return conn
 
 
 def _create_file(path: str) -> None:

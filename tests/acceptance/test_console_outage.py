@@ -62,3 +62,27 @@ def test_pages_say_that_the_database_is_away_and_come_back_and_no_password_is_wr
         expect(page.locator(".card.request")).to_contain_text("make after")
     assert crowd.browser().enter("grace", PASSWORD).status_code == 303
     crowd.close()
+
+
+@pytest.mark.parametrize("gone", ["shellback.db", "."])
+def test_pages_say_that_the_file_of_the_database_is_away_and_come_back_with_it(gone: str) -> None:
+    with (
+        stage() as place,
+        served(place) as server,
+        chromium() as browser,
+        page_of(browser, server, breaks=True) as page,
+    ):
+        come_in(page, place, server)
+        away, there, elsewhere = page.locator("#connection"), place.home / gone, place.root / "elsewhere"
+        expect(away).to_be_hidden()
+        there.rename(elsewhere)
+        expect(away).to_be_visible(timeout=PATIENCE_MS)
+        late = page.context.new_page()
+        late.goto(f"{server.base}/console/rules")
+        expect(late.locator(".said")).to_contain_text("The database does not answer")
+        assert not there.exists(), "no new one is made in its place"
+        elsewhere.rename(there)
+        expect(away).to_be_hidden(timeout=PATIENCE_MS)
+        expect(late.locator("h1")).to_have_text("Rules", timeout=PATIENCE_MS)
+        asked(place, "after", "make after")
+        expect(page.locator(".card.request")).to_contain_text("make after")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Generator
@@ -11,11 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
+from tests.browsers import chromium
 from tests.commands import assert_refused, begun, shellback, told
+from tests.nodes import PLAYER, script_of
 from tests.panes import PATIENCE_S, Started, started
 from tests.sandboxes import program_needed
 from tests.stage import stage
+
+PLAYED = """async (data) => {
+    const player = AsciinemaPlayer.create({ data }, document.getElementById("played"), { speed: 20 });
+    await new Promise((done) => { player.addEventListener("ended", done); player.play(); });
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,27 @@ def test_asciinema_plays_it(on_stage: Started, tmp_path: Path) -> None:
         timeout=PATIENCE_S, check=True, env={"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)},
     )  # fmt: skip
     assert b"one\r\ntwo\r\n" in played.stdout
+
+
+def test_the_player_of_asciinema_plays_it_in_a_browser(on_stage: Started) -> None:
+    script = script_of(PLAYER)
+    session = on_stage.start(
+        "printf 'one\\n\\033[32mtwo \\303\\251\\033[m\\n'; read one; stty size; sleep 1.2; echo late"
+    )
+    on_stage.until(session, "two")
+    on_stage.resize(session, 30, 90)
+    on_stage.write(session, b"go\n")
+    on_stage.ended(session)
+    cast = shellback(on_stage.stage, "record", session.id).stdout
+    with chromium() as browser, contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.set_content("<div id='played'></div>")
+        page.add_style_tag(path=script.with_name("asciinema-player.css"))
+        page.add_script_tag(path=script)
+        page.evaluate(PLAYED, cast)
+        expect(page.locator(".ap-term-text")).to_have_text(re.compile(r"^one\s*two é\s*go\s*30 90\s*late\s*$"))
+        size = page.locator(".ap-term-text .ap-line").count()
+        assert size == 30, "it has the last size"
 
 
 def test_secrets_and_what_makes_a_terminal_act_are_not_in_it(on_stage: Started) -> None:

@@ -120,13 +120,23 @@ def get(conn: sa.Connection, request_id: str) -> Request:
 
 
 def find(
-    conn: sa.Connection, *, conversation_id: str | None = None, state: str | None = None, of_calls: bool = False
+    conn: sa.Connection,
+    *,
+    conversation_id: str | None = None,
+    state: str | None = None,
+    of_calls: bool = False,
+    limit: int = 500,
 ) -> list[Request]:
-    """Requests, oldest first, at most 500; `of_calls`: without questions about hosts."""
+    """Requests, oldest first, at most `limit`; `of_calls`: without questions about hosts."""
     which = given((approvals.c.conversation_id, conversation_id), (approvals.c.state, state))
     calls = [mailbox.of_calls()] if of_calls else []
-    query = sa.select(approvals).where(*which, *calls).order_by(approvals.c.created_at).limit(500)
+    query = sa.select(approvals).where(*which, *calls).order_by(approvals.c.created_at).limit(limit)
     return [Request(**row) for row in conn.execute(query).mappings()]
+
+
+def pending(conn: sa.Connection) -> int:
+    """How many requests wait for a person."""
+    return conn.execute(sa.select(sa.func.count()).where(approvals.c.state == "pending")).scalar_one()
 
 
 def decided_last(conn: sa.Connection, *, since: float, limit: int) -> list[Request]:

@@ -32,6 +32,7 @@ from shellback.console.changes import Changes
 from shellback.console.pages import markdown
 from shellback.console.passwords import FREE, Attempts
 from shellback.console.terminal import Terminals
+from shellback.console.waiting import LISTED, WHOLE
 from shellback.settings import Settings, SettingsError
 from shellback.storage import accounts, rules, sessions, tables
 from shellback.storage.accounts import ROLES, Role
@@ -249,6 +250,33 @@ def test_a_long_request_is_decided_where_all_of_it_is_shown(place: Stage, people
     assert "x end" in whole
     assert f"/requests/{long.id}/approve" in whole
     assert person.post(f"/requests/{long.id}/deny", digest=long.digest).status_code == 303
+
+
+def test_of_many_requests_the_later_ones_are_in_brief_until_they_come_up(
+    place: Stage, people: dict[Role, Visitor]
+) -> None:
+    waits = tables.approvals.update().where(tables.approvals.c.state == "pending").values(state="superseded")
+    place.change(waits)
+    words = " ".join(f"part{number}" for number in range(120))
+    many = [
+        asked(place, f"many{number % 5}", f"make {words} {number}", key=str(number)) for number in range(LISTED + 7)
+    ]
+    person = people["approver"]
+    before = page = person.get("/").text
+    assert [one.id for one in many if f'id="request-{one.id}' in page] == [one.id for one in many[:LISTED]]
+    assert f">{len(many)}</small>" in page
+    assert "7 more wait." in page
+    assert [one.id for one in many if f"/requests/{one.id}/approve" in page] == [one.id for one in many[:WHOLE]]
+    assert page.count("This is its beginning") == LISTED - WHOLE
+    assert len(page) < 100_000
+    person.post(f"/requests/{many[0].id}/deny", digest=many[0].digest)
+    page = person.get("/").text
+    assert f"/requests/{many[WHOLE].id}/approve" in page
+    assert f'id="request-{many[LISTED].id}' in page
+    # An open page keeps what it has of the same name, as a reason that is being typed.
+    assert re.search(rf'id="request-{many[WHOLE].id}[^"]*-brief"', before)
+    assert not re.search(rf'id="request-{many[WHOLE].id}[^"]*-brief"', page)
+    place.change(waits)
 
 
 def told_to_save(page: str) -> dict[str, str]:

@@ -226,6 +226,22 @@ def test_a_sqlite_file_is_ours_alone_in_wal_mode_and_synced_in_full(tmp_path: Pa
     database.close()
 
 
+def test_a_file_that_was_moved_is_an_outage_until_it_is_back_and_gets_no_write(sqlite: Database) -> None:
+    file = Path(str(sqlite.url.database))
+    elsewhere = file.with_name("elsewhere")
+    sqlite.write_now(add_call, "before")
+    sqlite.read_now(call_keys)
+    file.rename(elsewhere)
+    with pytest.raises(DatabaseUnreachable, match="check the path"):
+        sqlite.write_now(add_call, "meanwhile")
+    with pytest.raises(DatabaseUnreachable, match="check the path"):
+        sqlite.read_now(call_keys)
+    assert not file.exists()
+    elsewhere.rename(file)
+    sqlite.write_now(add_call, "after")
+    assert sqlite.read_now(call_keys) == ["after", "before"]
+
+
 def test_readers_go_on_beside_an_open_write(sqlite: Database) -> None:
 
     def write(conn: sa.Connection) -> list[str]:
