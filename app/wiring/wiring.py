@@ -125,21 +125,30 @@ def a_doorbell(where: Place) -> Doorbell:
     """A doorbell of this host, with which nothing listens yet."""
     from shellback.work.queue.doorbell import Doorbell
 
-    return Doorbell(where.home, where.host_id, where.database)
+    return Doorbell(where.home, where.host_id, where.database, where.settings.database_direct_url)
 
 
 @contextlib.contextmanager
 def _dbos_client(where: Place) -> Generator[Any]:
     from dbos import DBOSClient
 
+    from shellback.storage.db import dbos_engine
+
+    url = where.settings.database_url
+    pool = dbos_engine(url)
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
-        system_database_url=where.settings.database_url, application_name="shellback", retry_connection_errors=False
+        system_database_url=url,
+        system_database_engine=pool,
+        application_name="shellback",
+        retry_connection_errors=False,
     )
     try:
         yield client
     finally:
         client.destroy()
+        if pool is not None:
+            pool.dispose()
 
 
 @contextlib.contextmanager

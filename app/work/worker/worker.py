@@ -196,10 +196,10 @@ class Worker:
             "application_version": self.config.version,
             "run_migrations": False,
             "system_database_engine": self._pool,
+            # It would hold a connection for messages of workflows, which we do not use.
+            "use_listen_notify": False,
             # A file does not break while it is idle.
             "db_engine_kwargs": {"pool_pre_ping": False},
-            # Its thread wakes as often, 100 times a second by default, for messages of workflows that we do not use.
-            "notification_coalesce_sec": 0.5,
             "log_level": "WARNING",
             "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
