@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
+import pytest
+
 from shellback.exec.core.model import SessionState
-from tests.acceptance.test_two_workers import Pair
+from shellback.work.hosts import roster
+from tests.acceptance.test_two_workers import LEASE_S, Pair
 from tests.commands import assert_refused, shellback, told
 from tests.stage import Stage, stage
 
@@ -43,3 +48,37 @@ def test_tables_are_changed_on_postgres_itself(pooled_url: str, postgres_url: st
         )
     with stage(pooled_url, DATABASE_DIRECT_URL=postgres_url) as loop:
         assert "current -> current" in told(loop, "migrate").stdout
+
+
+def test_a_worker_that_was_paused_while_another_took_its_name_changes_nothing_and_stops(
+    pooled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
+    with stage(pooled_url, FOREGROUND_TIMEOUT="120") as loop:
+        pair = Pair(loop)
+        first = pair.hire("a", LEASE_S)
+        loop.send(f"$ {COMMAND}")
+        loop.approve()
+        loop.session("exit 7")
+        # As in a copy of the state directory: no lock there says that the first one lives.
+        (loop.home / "executors").rename(loop.home / "elsewhere")
+        refused = pair.apply("a", LEASE_S)
+        assert refused.process.wait(60) == 2
+        assert (
+            f"a worker with the name {loop.where.host_id + '.a'!r} is already running: process {first.process.pid}"
+            in said(loop)
+        )
+
+        first.process.send_signal(signal.SIGSTOP)
+        loop.until("its lease has ended", lambda: pair.standing()["a"] == "silent")
+        second = pair.hire("a", LEASE_S)
+        loop.until("its turn is begun again", lambda: (loop.turn("APPROVAL:c1:1") or {})["executions"] == 2)
+        first.process.send_signal(signal.SIGCONT)
+        assert first.process.wait(60) == 2
+        assert "is no longer held: this worker stops: process" in said(loop)
+        pair.let_it_end()
+        loop.until("it is answered", lambda: len(loop.answers()) == 1 and loop.at_rest())
+        assert loop.ended("APPROVAL:c1:1")["executions"] == 2
+        pair.assert_started_once()
+        assert second.process.poll() is None
+        assert list(pair.standing().values()) == ["alive"]
