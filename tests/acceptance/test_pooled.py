@@ -50,11 +50,12 @@ def test_tables_are_changed_on_postgres_itself(pooled_url: str, postgres_url: st
         assert "current -> current" in told(loop, "migrate").stdout
 
 
+@pytest.mark.parametrize("url", ["postgres_url", "pooled_url"])
 def test_a_worker_that_was_paused_while_another_took_its_name_changes_nothing_and_stops(
-    pooled_url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
-    with stage(pooled_url, FOREGROUND_TIMEOUT="120") as loop:
+    with stage(request.getfixturevalue(url), FOREGROUND_TIMEOUT="120") as loop:
         pair = Pair(loop)
         first = pair.hire("a", LEASE_S)
         loop.send(f"$ {COMMAND}")
