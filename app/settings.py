@@ -103,6 +103,7 @@ class Settings(BaseModel):
     database_url: str = setting(
         "", "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE (driver psycopg)", secret=True
     )
+    database_direct_url: str = setting("", "empty, or postgresql://USER:PASSWORD@HOST/DATABASE", secret=True)
     workspace_root: Path = setting("workspace", "a directory")
     secret_paths: str = setting("", "paths that begin with / or ~/, with colons between them")
     sandbox_readable: str = setting(
@@ -323,6 +324,14 @@ class Settings(BaseModel):
     @classmethod
     def _known_database(cls, value: str, info: ValidationInfo) -> str:
         return database_of(value, info.data.get("shellback_home"))
+
+    @field_validator("database_direct_url")
+    @classmethod
+    def _known_server(cls, value: str, info: ValidationInfo) -> str:
+        found = database_of(value, None) if value else ""
+        if found.startswith("sqlite") or (found and str(info.data.get("database_url")).startswith("sqlite")):
+            raise ValueError("only Postgres has poolers")
+        return found
 
     def of_workspace(self, name: str, own: Mapping[str, Any]) -> Self:
         """These settings as they are in the named workspace, which has its `own` values for some of them.

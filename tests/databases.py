@@ -121,6 +121,55 @@ class PostgresServer:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+@contextmanager
+def pooling(server: PostgresServer, size: int = 5) -> Generator[Path]:
+    """A pgbouncer that pools transactions on `size` connections to each database; the directory is its address."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        unavailable("pgbouncer is not installed")
+    directory = Path(tempfile.mkdtemp(prefix="sbpb", dir="/tmp"))
+    try:
+        settings = f"""
+[databases]
+* = host={server.directory} user=postgres
+[pgbouncer]
+unix_socket_dir = {directory}
+listen_addr =
+listen_port = 5432
+auth_type = any
+admin_users = postgres
+pool_mode = transaction
+default_pool_size = {size}
+max_client_conn = 500
+"""
+        (directory / "ini").write_text(settings)
+        if server.identity:
+            os.chown(directory, server.identity["user"], server.identity["group"])
+        with subprocess.Popen(
+            [program, directory / "ini"],
+            cwd=directory,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            **server.identity,
+        ) as process:
+            assert process.stderr is not None
+            try:
+                said = ""
+                while "process up" not in said:
+                    said = process.stderr.readline()
+                    if not said:
+                        pytest.fail("pgbouncer does not start", pytrace=False)
+                reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that it never waits for us
+                reader.start()
+                yield directory
+            finally:
+                process.terminate()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def wait_until_locked_out(database: Database, thread: threading.Thread) -> None:
     """Return when some connection to this Postgres database waits for a lock, or the thread has ended."""
     query = sa.text(
@@ -309,3 +358,10 @@ def postgres(postgres_url: str) -> Iterator[Database]:
     opened = Database(postgres_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def pooled_url(postgres_url: str, postgres_server: PostgresServer) -> Iterator[str]:
+    """As `postgres_url`, by way of a pgbouncer that pools transactions on five connections."""
+    with pooling(postgres_server) as directory:
+        yield postgres_url.replace(str(postgres_server.directory), str(directory))

@@ -152,7 +152,7 @@ def migrate(check: bool) -> None:
         else:
             if before is schema.SchemaState.BEHIND:
                 click.echo(f"migrating {settings.shown_database} …", err=True)
-            schema.migrate(settings.database_url)
+            schema.migrate(settings.database_url, settings.database_direct_url)
         after = schema.check(where.database)
     facts = {"database": settings.shown_database, "before": before.value, "after": after.value}
     show(facts, [f"{settings.shown_database}: {before.value} -> {after.value}"])

@@ -146,7 +146,7 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
     if built.fallen.is_set():
-        raise Refused("this worker lost its lock in the database, perhaps in an outage: start it again")
+        raise Refused("this worker lost its name, perhaps in an outage of the database: start it again")
 
 
 async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:
@@ -168,9 +168,9 @@ async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bo
 def workers(everything: bool) -> None:
     """List workers with host, process, state, version and last heartbeat.
 
-    alive: a heartbeat in the last 15 seconds. silent: no heartbeat for 15 seconds; it hangs or is paused. dead: its
-    process (on Postgres: its lock) is gone. stopped: it ended in order. LOST: its turns that other workers took over in
-    the last day. Turns run only while a worker is alive: `shellback worker` starts one.
+    alive: a heartbeat in the last 15 seconds. silent: no heartbeat for 15 seconds; it hangs, is paused or is cut off.
+    dead: its process is gone; of workers of other hosts this is not known. stopped: it ended in order. LOST: its turns
+    that other workers took over in the last day. Turns run only while a worker is alive: `shellback worker` starts one.
 
     \b
       shellback workers

@@ -366,16 +366,9 @@ def postgres_engines(url: sa.URL, *, connections: int, lock_timeout_s: float) ->
     No ping before each use: it would be a transaction of its own. A connection that broke while it was idle fails at
     the first statement. All older ones are then replaced, and `Database` runs the transaction again.
     """
-    engine = sa.create_engine(
-        url,
-        pool_size=connections,
-        max_overflow=0,
-        pool_timeout=lock_timeout_s,
-        isolation_level="READ COMMITTED",
-        hide_parameters=True,
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S},
+    engine = _postgres_engine(
+        url, connections, lock_timeout_s, f"SET LOCAL lock_timeout = {int(lock_timeout_s * 1000)}"
     )
-    event.listen(engine, "connect", partial(_set_timeouts, int(lock_timeout_s * 1000)))
     return engine, engine.execution_options(postgresql_readonly=True)
 
 
@@ -389,18 +382,46 @@ def dbos_engine(url: str) -> sa.Engine | None:
     parsed = normalised(url)
     if parsed.get_backend_name() == "sqlite":
         return None
-    engine = sa.create_engine(
-        parsed,
-        pool_size=DBOS_CONNECTIONS,
-        max_overflow=0,
-        pool_timeout=LOCK_TIMEOUT_S,
-        hide_parameters=True,
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "dbos_transact"},
-    )
-    event.listen(engine, "connect", partial(_set_timeouts, None))
+    engine = _postgres_engine(parsed, DBOS_CONNECTIONS, LOCK_TIMEOUT_S)
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", partial(_ping_if_doubtful, engine.dialect))
     return engine
+
+
+def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings: str) -> sa.Engine:
+    """A pool whose connections keep no state between transactions: a pooler may give each to another server process.
+
+    So nothing is prepared, and each transaction has its settings in the message that begins it.
+    """
+    engine = sa.create_engine(
+        url,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=timeout_s,
+        isolation_level="AUTOCOMMIT",  # `begin` begins transactions, not the driver
+        hide_parameters=True,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "prepare_threshold": None},
+    )
+    local = "; ".join((*settings, f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"))
+    event.listen(engine, "begin", partial(_begin_on_postgres, local))
+    return engine
+
+
+def pooled(conn: sa.Connection) -> bool:
+    """Whether a pooler stands before Postgres: it shows clients another process than the one that serves them."""
+    raw: Any = conn.connection.dbapi_connection
+    return bool(conn.execute(sa.select(sa.func.pg_backend_pid() != raw.info.backend_pid)).scalar_one())
+
+
+def _begin_on_postgres(local: str, conn: sa.Connection) -> None:
+    options = conn.get_execution_options()
+    level = options.get("isolation_level")
+    if level == "AUTOCOMMIT":  # one statement of DBOS, which needs no transaction
+        return
+    if level is None:
+        access = "ONLY" if options.get("postgresql_readonly") else "WRITE"
+        local = f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}; {local}"
+    conn.exec_driver_sql(local)
 
 
 def _note_use(_raw: object, record: Any) -> None:
@@ -470,11 +491,3 @@ def _begin(statement: str, conn: sa.Connection) -> None:
     # Without SQLAlchemy's statement machinery, because every transaction pays for it.
     raw: Any = conn.connection.dbapi_connection
     raw.execute(statement)
-
-
-def _set_timeouts(lock_timeout_ms: int | None, raw: Any, _record: object) -> None:
-    with raw.cursor() as cursor:
-        if lock_timeout_ms is not None:
-            cursor.execute(f"SET lock_timeout = {lock_timeout_ms}")
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {_IDLE_MS}")
-    raw.commit()

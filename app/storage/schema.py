@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 import shellback
-from shellback.storage.db import Database
+from shellback.storage.db import Database, pooled
 from shellback.storage.errors import MigrationFailed, SchemaBehind, SchemaTooNew
 from shellback.storage.rows import lock_name
 from shellback.storage.tables import metadata
@@ -38,19 +38,25 @@ class SchemaState(StrEnum):
     TOO_OLD = "too_old"
 
 
-def migrate(url: str) -> None:
+def migrate(url: str, direct_url: str = "") -> None:
     """Create or upgrade our tables and DBOS's. A repeat changes nothing, and two processes may do it at once.
 
-    Our tables are changed in one transaction: a failed upgrade leaves them unchanged.
+    Our tables are changed in one transaction: a failed upgrade leaves them unchanged. `direct_url` leads to the same
+    database if a pooler is behind `url`: DBOS holds a lock of its session while it migrates.
 
     Raises:
         SchemaTooNew: A newer program has migrated this database; nothing was changed.
         SchemaBehind: A program from before the first release made them; nothing was changed.
         DatabaseUnreachable: No connection.
-        MigrationFailed: The upgrade failed; the message has the reason.
+        MigrationFailed: The upgrade failed, or only a pooler is named; the message has the reason.
         DatabaseLocked: Another process migrated or locked the database for too long.
     """
-    with contextlib.closing(Database(url)) as database, _said(database, "our tables"):
+    with contextlib.closing(Database(direct_url or url)) as database, _said(database, "our tables"):
+        if not direct_url and database.dialect != "sqlite" and database.read_now(pooled):
+            raise MigrationFailed(
+                f"cannot migrate by way of the pooler {shown(database.url)}: name Postgres itself in "
+                "DATABASE_DIRECT_URL, then run `shellback migrate`"
+            )
         database.write_now(_upgrade)
     from dbos import DBOS
 

@@ -320,6 +320,7 @@ workers: Final = sa.Table(
     sa.Column("started_at", sa.Float, nullable=False),
     sa.Column("heartbeat_at", sa.Float, nullable=False),  # this and the others in the database's time
     sa.Column("stopped_at", sa.Float),
+    sa.Column("token", sa.String(200)),  # of the process that holds the name until its lease ends; see `worker.hold`
 )
 
 events: Final = sa.Table(

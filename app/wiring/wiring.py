@@ -125,21 +125,30 @@ def a_doorbell(where: Place) -> Doorbell:
     """A doorbell of this host, with which nothing listens yet."""
     from shellback.work.queue.doorbell import Doorbell
 
-    return Doorbell(where.home, where.host_id, where.database)
+    return Doorbell(where.home, where.host_id, where.database, where.settings.database_direct_url)
 
 
 @contextlib.contextmanager
 def _dbos_client(where: Place) -> Generator[Any]:
     from dbos import DBOSClient
 
+    from shellback.storage.db import dbos_engine
+
+    url = where.settings.database_url
+    pool = dbos_engine(url)
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
-        system_database_url=where.settings.database_url, application_name="shellback", retry_connection_errors=False
+        system_database_url=url,
+        system_database_engine=pool,
+        application_name="shellback",
+        retry_connection_errors=False,
     )
     try:
         yield client
     finally:
         client.destroy()
+        if pool is not None:
+            pool.dispose()
 
 
 @contextlib.contextmanager
@@ -344,7 +353,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     """
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
-    from shellback.storage.executor_lock import hold_executor
+    from shellback.storage.executor_lock import ExecutorLock
     from shellback.storage.host import process_space
     from shellback.telemetry.watches import watches as chosen
     from shellback.wiring.equipping import equipped
@@ -365,7 +374,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
 
     settings, database, executor_id = where.settings, where.database, where.executor_id
     process_wide(host=where.host_id, executor=executor_id)
-    lock = hold_executor(executor_id, home=where.home, database=database)
+    lock = ExecutorLock(executor_id, where.home)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         client = stack.enter_context(_dbos_client(where))
@@ -408,6 +417,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             propose=tools.propose,
             gate=lambda: settings.enable_execute,
             executor_id=executor_id,
+            token=lock.token,
             budget=Budget(
                 requests=settings.turn_max_requests,
                 tokens=settings.turn_max_tokens,
@@ -438,6 +448,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 traced=watches.traced,
                 drain_s=settings.drain_seconds,
                 version=version,
+                token=lock.token,
+                before=lock.before,
             ),
             database,
             runner,
@@ -460,7 +472,6 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             Takeover(database, client, where.host_id, (executor_id, version), runner.running, doorbell.ring),
             engine,
             partial(supervision.cleanup, settings, database, engine),
-            lock.still_held,
             doorbell,
             _retention(where, client).once,
             before=(_denying(where),),

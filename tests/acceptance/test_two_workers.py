@@ -37,10 +37,14 @@ class Pair:
         self.loop = loop
 
     def hire(self, name: str, *lease: str) -> WorkerChild:
+        worker = self.apply(name, *lease)
+        worker.wait_ready()
+        return worker
+
+    def apply(self, name: str, *lease: str) -> WorkerChild:
         environ = {**self.loop.environ, "WORKER_NAME": name}
         worker = ForkedWorker(self.loop.where, environ, program=COUNTING, arguments=lease)
         self.loop.workers.append(worker)
-        worker.wait_ready()
         return worker
 
     def asked(self) -> list[str]:

@@ -253,3 +253,10 @@ def test_what_a_cgroup_leaves_is_all_the_memory_there_is(monkeypatch: pytest.Mon
     assert hierarchies.memory_bytes() == 4096
     del files["/two/memory.max"]
     assert hierarchies.memory_bytes() == 1 << 30
+
+
+@pytest.mark.parametrize("given", [{"DATABASE_URL": "sqlite:////x.db"}, {}, {"DATABASE_DIRECT_URL": "sqlite:////x.db"}])
+def test_only_postgres_has_an_address_behind_a_pooler(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="DATABASE_DIRECT_URL"):
+        load(**{"DATABASE_DIRECT_URL": "postgresql://u@h/db", **given})
+    assert load(DATABASE_URL="postgresql://u@h/db", DATABASE_DIRECT_URL="postgres://u@h/db").database_direct_url

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
+from shellback.exec.supervisor.process import procfs
 from shellback.storage import rows
-from shellback.storage.executor_lock import unheld
 from shellback.storage.host import process_space
 from shellback.storage.tables import events, workers
 
 Standing = Literal["alive", "silent", "dead", "stopped"]
 
 LEASE_S: Final = 15.0
-"""After this time without a heartbeat (three of them) a worker is paused or hangs."""
+"""After this time without a heartbeat (three of them) a worker is paused, hangs or is cut off: its lease has ended."""
 TAKEN_OVER: Final = "taken_over"
 """The kind of event written when another worker continues a turn."""
 
@@ -27,8 +25,8 @@ TAKEN_OVER: Final = "taken_over"
 class Employed:
     """One worker.
 
-    `alive`: heard of within `LEASE_S`. `silent`: not heard of since, but its process (on Postgres its lock) exists.
-    `dead`: its process (its lock) is gone. `stopped`: it has stopped. `quiet_s`: seconds since the last heartbeat.
+    `alive`: heard of within `LEASE_S`. `silent`: not heard of since. `dead`: its process is gone, as only its host can
+    tell. `stopped`: it has stopped. `quiet_s`: seconds since the last heartbeat.
     """
 
     executor_id: str
@@ -52,14 +50,13 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[
         query = query.where(workers.c.host_id == host_id)
     found = sorted(conn.execute(query).all(), key=lambda row: row.started_at, reverse=True)
     now = rows.now(conn)
-    gone = _gone(conn, found, host_id)
     return [
         Employed(
             executor_id=row.executor_id,
             host_id=row.host_id,
             pid=row.pid,
             version=row.version,
-            state=_state(row, now, gone=row.executor_id in gone),
+            state=_state(row, now, gone=_gone(row, host_id)),
             started_at=row.started_at,
             heartbeat_at=row.heartbeat_at,
             stopped_at=row.stopped_at,
@@ -82,15 +79,12 @@ def _state(row: sa.Row[Any], now: float, *, gone: bool) -> Standing:
     return "alive" if row.heartbeat_at > now - LEASE_S else "silent"
 
 
-def _gone(conn: sa.Connection, found: Sequence[sa.Row[Any]], host_id: str) -> set[str]:
-    if conn.dialect.name != "sqlite":
-        return unheld(conn, [row.executor_id for row in found])
+def _gone(row: sa.Row[Any], host_id: str) -> bool:
     # Only pids of our own PID namespace can be checked, not those of another container.
-    return {
-        row.executor_id
-        for row in found
-        if row.host_id == host_id and row.boot_id == process_space() and not Path(f"/proc/{row.pid}").exists()
-    }
+    if row.host_id != host_id or row.boot_id != process_space():
+        return False
+    found = procfs.read(row.pid)
+    return found is None or not found.alive
 
 
 def lost_turns(conn: sa.Connection) -> dict[str, int]:

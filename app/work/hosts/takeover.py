@@ -3,8 +3,8 @@
 It also rings for items that wait, because a ring may be lost. One statement finds out whether there is anything to do.
 
 First our own: an outage of the database can end a turn in DBOS's memory but not in its table. Then, on Postgres, those
-of other workers that are dead (their lock is free) or paused (no heartbeat for a lease). If such a worker comes back,
-its epoch is old, and it cannot write.
+of other workers that are dead (their process is gone) or whose lease has ended: they hang, are paused or cut off. If
+such a worker comes back, its epoch is old, and it cannot write.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class Takeover:
         known = await self.database.read(_known, self.host_id)
         me = known.get(self.me[0])
         if me is None or me.state != "alive":
-            # If our own lock is gone (the server has restarted), free locks of others mean nothing.
-            return
+            return  # one that was paused or cut off judges nobody
         pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
             why, taken = await self.database.write(self._take, executor_id)
@@ -104,10 +103,9 @@ class Takeover:
             if item.app_version == worker.version:
                 return None
             return f"worker {worker.executor_id} is of another version now"
-        free = "" if worker.state == "silent" else "its lock is free; "
-        if worker.quiet_s <= (GRACE_S if free else LEASE_S):
+        if worker.quiet_s <= (LEASE_S if worker.state == "silent" else GRACE_S):
             return None
-        return f"worker {worker.executor_id} is {worker.state} ({free}last heard of {worker.quiet_s:.0f} s ago)"
+        return f"worker {worker.executor_id} is {worker.state} (last heard of {worker.quiet_s:.0f} s ago)"
 
     def _take(self, conn: sa.Connection, executor_id: str | None) -> tuple[str, list[str]]:
         """Put the orphaned turns of a worker back on their queues; returns the reason and their items."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import socket
@@ -21,6 +22,7 @@ from shellback.exec.wire import layout
 from shellback.exec.wire.bells import knock, prefix
 from shellback.exec.wire.descriptors import short
 from shellback.storage.db import Database
+from shellback.storage.url import normalised, shown
 from shellback.work.queue.queues import CHANNEL
 
 if TYPE_CHECKING:
@@ -31,17 +33,19 @@ log = logging.getLogger(__name__)
 EVENTS: Final = "events"
 """The name under which readers of events hear of new ones. Nothing is ever enqueued on it."""
 RETRY_S: Final = 5.0
-HEARD_S: Final = 5.0
-"""Within this time a notification to ourselves arrives, unless a pooler gives our connection to other clients."""
 
 
 class Doorbell:
-    """Rings the workers of a host; in a worker it also answers, by ringing the bells of its queues."""
+    """Rings the workers of a host; in a worker it also answers, by ringing the bells of its queues.
 
-    def __init__(self, home: Path, host_id: str, database: Database) -> None:
+    `direct_url` is where it listens, if a pooler is between `database` and Postgres.
+    """
+
+    def __init__(self, home: Path, host_id: str, database: Database, direct_url: str = "") -> None:
         self._directory = home / layout.BELLS
         self._host_id = host_id
         self._database = database
+        self._direct_url = direct_url
         self._sockets: list[socket.socket] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -79,7 +83,7 @@ class Doorbell:
         for queue, ring in bells.items():
             self._answer_at(_listener(self._directory, queue, executor_id, once=once), ring)
         if self._database.dialect != "sqlite":
-            self._task = asyncio.create_task(self._notified(executor_id, bells))
+            self._task = asyncio.create_task(self._notified(bells))
 
     def _answer_at(self, listener: socket.socket, ring: Callable[[], None]) -> None:
         self._sockets.append(listener)
@@ -97,10 +101,10 @@ class Doorbell:
             (self._directory / Path(listener.getsockname()).name).unlink(missing_ok=True)
             listener.close()
 
-    async def _notified(self, executor_id: str, bells: Mapping[str, Callable[[], None]]) -> None:
+    async def _notified(self, bells: Mapping[str, Callable[[], None]]) -> None:
         import psycopg  # not for SQLite
 
-        url = self._database.url
+        url = normalised(self._direct_url) if self._direct_url else self._database.url
         # Not as text: libpq would refuse a password with a space, and quote it in the error.
         # Without keepalives a connection whose server lost power would look alive for hours.
         options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1])
@@ -110,13 +114,9 @@ class Doorbell:
             try:
                 connection = await psycopg.AsyncConnection.connect(autocommit=True, **options)
                 async with connection:
+                    if not self._direct_url and await _pooled(connection):
+                        return _tell_of_the_pooler(shown(url))
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    await connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, executor_id))
-                    if not await _heard(connection, executor_id):
-                        log.warning(
-                            "no notification arrives from Postgres, as behind a pooler of transactions: items that "
-                            "other hosts enqueue wait for the next look"
-                        )
                     told = False
                     for ring in bells.values():
                         ring()  # items may have come before we listened
@@ -130,12 +130,15 @@ class Doorbell:
             await asyncio.sleep(RETRY_S)
 
 
-async def _heard(connection: psycopg.AsyncConnection, name: str) -> bool:
-    """Whether the notification `name` arrives in time."""
-    async for note in connection.notifies(timeout=HEARD_S):
-        if note.payload == name:
-            return True
-    return False
+async def _pooled(connection: psycopg.AsyncConnection) -> bool:
+    """Whether a pooler stands before Postgres: it shows clients another process than the one that serves them."""
+    found = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    return found != (connection.info.backend_pid,)
+
+
+@functools.cache  # once in a process, which may have several doorbells
+def _tell_of_the_pooler(url: str) -> None:
+    log.warning("%s is a pooler and DATABASE_DIRECT_URL is not set: items of other hosts wait for the next look", url)
 
 
 def _notify(conn: sa.Connection, queue: str) -> None:

@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from shellback.exec.core.model import Delivery
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.rows import change, change_some, count, exists
-from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
+from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns, workers
 from shellback.work.approvals.approvals import asked_last
+from shellback.work.errors import WorkError
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox as box
 from shellback.work.queue import stream
@@ -59,19 +60,35 @@ class Entry:
     alarm: str | None = None
 
 
-_TURN: Final = sa.select(turns).where(turns.c.id == sa.bindparam("id"))
+_HOLDER: Final = sa.select(workers.c.token).where(workers.c.executor_id == sa.bindparam("executor"))
+_TURN: Final = sa.select(turns, _HOLDER.scalar_subquery().label("holder")).where(turns.c.id == sa.bindparam("id"))
+"""The turn, and the token of the worker that holds the name of the one that asks."""
+
+
+class NameLost(WorkError):
+    """Raised when another worker holds the name of this one. Nothing was changed."""
 
 
 def enter(  # noqa: PLR0911 - one for each reason not to
-    conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT, host_id: str = ""
+    conn: sa.Connection,
+    item: WorkItem,
+    *,
+    executor_id: str,
+    wakes: Wakes,
+    outbox: Outbox = SILENT,
+    host_id: str = "",
+    token: str = "",
 ) -> Entry:
     """Claim the conversation for the turn of `item` and raise its epoch, if it lives on host `host_id`.
 
     Every execution does this first, outside of any recorded step. A replay therefore gets a new epoch, and the older
-    execution can no longer write.
+    execution can no longer write. As nothing else gives an epoch, a worker that lost its name can begin nothing here.
+
+    Raises:
+        NameLost: Another `token` than ours holds the name `executor_id`.
     """
     conversation = lock(conn, item.conversation_id)
-    turn = conn.execute(_TURN, {"id": item.id}).one_or_none()
+    turn = _turn(conn, item.id, executor_id, token)
     if turn is not None and turn.outcome is not None:
         return Entry(outcome=turn.outcome)
     if conversation is None or conversation.driver != box.AGENT:
@@ -123,6 +140,13 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         wish=conversation.stop_by if stops else None,
         workspace=box.bound_to(conversation),
     )
+
+
+def _turn(conn: sa.Connection, turn_id: str, executor_id: str, token: str) -> sa.Row[Any] | None:
+    found = conn.execute(_TURN, {"id": turn_id, "executor": executor_id}).one_or_none()
+    if token and found is not None and found.holder not in {token, None}:
+        raise NameLost(f"another process holds the name of worker {executor_id}, which was paused or cut off")
+    return found
 
 
 def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:

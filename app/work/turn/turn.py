@@ -41,7 +41,7 @@ from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter, Workspace
 from shellback.work.queue.queues import Enqueuer
-from shellback.work.turn.claims import Wakes
+from shellback.work.turn.claims import NameLost, Wakes
 from shellback.work.turn.closing import (
     Begun,
     Closed,
@@ -94,6 +94,8 @@ class TurnRunner:
     propose: Propose
     gate: Callable[[], bool]
     executor_id: str
+    token: str = ""
+    """Of the lease of this worker's name; a worker that lost it begins no turn."""
     budget: Budget = field(default_factory=Budget)
     wakes: Wakes = field(default_factory=Wakes)
     approval_ttl_s: float = 3600.0
@@ -140,7 +142,13 @@ class TurnRunner:
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
         with about(conversation=item.conversation_id, work_item=item.id):
             how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "host_id": self.host_id}
-            entry, begun = await self.database.write(enter, item, self.gate(), self.shows, wakes=self.wakes, **how)
+            how |= {"token": self.token, "wakes": self.wakes}
+            try:
+                entry, begun = await self.database.write(enter, item, self.gate(), self.shows, **how)
+            except NameLost as lost:
+                log.warning("turn not begun: %s", lost)
+                await asyncio.Event().wait()  # an end would be recorded: the item is left to the holder of the name
+                raise
             (self.first.add if entry.first else self.first.discard)(item.id)
             if entry.epoch is None or begun is None:
                 self.outbox.ring()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,8 +21,9 @@ from pydantic_ai import __version__ as pydantic_ai_version
 from shellback.exec.core.threads import cancelled
 from shellback.storage import rows
 from shellback.storage.db import Database, dbos_engine
+from shellback.storage.errors import ExecutorTaken
 from shellback.storage.tables import workers
-from shellback.work.hosts import hosts
+from shellback.work.hosts import hosts, roster
 from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
@@ -62,6 +65,10 @@ class WorkerConfig:
     wake_slots: int = 16
     sweep_s: float = 10.0
     drain_s: float = 30.0
+    token: str = ""
+    """Of the lock of this executor id, in the row of this worker, too."""
+    before: str = ""
+    """The token of the worker that held it before and has ended."""
     version: str = field(default_factory=application_version)
     traced: bool = False
 
@@ -77,7 +84,6 @@ class Worker:
     takeover: Takeover
     engine: Service
     cleanup: Callable[[], Awaitable[object]]
-    still_held: Callable[[], bool]
     doorbell: Doorbell
     retain: Callable[[], Awaitable[object]]
     before: Sequence[Service] = ()
@@ -88,9 +94,12 @@ class Worker:
     counted: Counted | None = None
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when the executor id is no longer held; the caller must stop this worker."""
+    _held_until: float = field(init=False, default=math.inf)
+    """When this worker stops by itself (seconds since the boot), unless its lease is renewed before."""
     _clock: Clock = field(init=False, default_factory=Clock)
     _loops: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
+    _registered: bool = field(init=False, default=False)
     _launched: bool = field(init=False, default=False)
     _dispatch: Dispatch | None = field(init=False, default=None)
     _pool: sa.Engine | None = field(init=False, default=None)
@@ -101,7 +110,9 @@ class Worker:
         After a cancellation a second start works.
         """
         config = self.config
+        self._renewed(_uptime())
         await self._count(partial(_register, config=config))
+        self._registered = True
         await self.engine.start()
         for service in self.before:
             await service.start()
@@ -163,22 +174,47 @@ class Worker:
         for service in (*self.beside, *self.before):
             await service.stop()
         await self.engine.stop()
-        with contextlib.suppress(Exception):
-            await self._count(partial(_unregister, config=self.config))
+        if self._registered:
+            self._registered = False
+            with contextlib.suppress(Exception):
+                await self._count(partial(_unregister, config=self.config))
 
     async def _beat(self) -> None:
         if self.fallen.is_set():
             return
-        if not await asyncio.to_thread(self.still_held):
-            log.error("executor id %s is no longer held: this worker stops", self.config.executor_id)
-            self.fallen.set()
+        begun = _uptime()
+        try:
+            # One that was paused for longer than its lease may try once: nobody may have taken its name.
+            async with asyncio.timeout(max(self._held_until - begun, HEARTBEAT_S) if self._leased else None):
+                if not await self.database.write(_heartbeat, self.config):
+                    # Our row was pruned because the machine slept or its clock leapt, or it is another's.
+                    await self.database.write(_register, self.config)
+        except ExecutorTaken as taken:
+            self._fall(f"process {taken.pid} on {taken.host} holds it")
             return
+        except Exception as error:
+            if _uptime() < self._held_until:
+                raise
+            self._fall(f"its lease was not renewed in time ({type(error).__name__}: {error})")
+            return
+        self._renewed(begun)
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
             await self.database.write(note_leap, self.config.host_id, leap)
-        if not await self.database.write(_heartbeat, self.config.executor_id, self.config.host_id):
-            # Our row was pruned because the machine slept or its clock leapt.
-            await self.database.write(_register, self.config)
+
+    @property
+    def _leased(self) -> bool:
+        """On SQLite the lock in the state directory is enough, which the database is a part of."""
+        return self.database.dialect != "sqlite"
+
+    def _renewed(self, at: float) -> None:
+        if self._leased:
+            # Before the lease ends in the database, which began it later.
+            self._held_until = at + roster.LEASE_S - HEARTBEAT_S
+
+    def _fall(self, why: str) -> None:
+        log.error("executor id %s is no longer held: this worker stops: %s", self.config.executor_id, why)
+        self.fallen.set()
 
     async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
         # Not the loop's default executor: DBOS has shut it down when we unregister.
@@ -196,18 +232,33 @@ class Worker:
             "application_version": self.config.version,
             "run_migrations": False,
             "system_database_engine": self._pool,
+            # It would hold a connection for messages of workflows, which we do not use.
+            "use_listen_notify": False,
             # A file does not break while it is idle.
             "db_engine_kwargs": {"pool_pre_ping": False},
-            # Its thread wakes as often, 100 times a second by default, for messages of workflows that we do not use.
-            "notification_coalesce_sec": 0.5,
             "log_level": "WARNING",
             "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
         }
 
 
+def _uptime() -> float:
+    """Seconds since the boot, also those that the machine slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _register(conn: sa.Connection, config: WorkerConfig) -> None:
-    now = rows.now(conn)
+    """Take the lease of the executor id; raises ExecutorTaken while that of another process runs."""
+    rows.lock_name(conn, f"worker {config.executor_id}")
+    holder, now = rows.lock_row(conn, workers, config.executor_id), rows.now(conn)
+    if (
+        conn.dialect.name != "sqlite"
+        and holder is not None
+        and holder["stopped_at"] is None
+        and holder["heartbeat_at"] > now - roster.LEASE_S
+        and holder["token"] not in {config.token, config.before or config.token}
+    ):
+        raise ExecutorTaken(config.executor_id, hosts.one(conn, holder["host_id"]).name, holder["pid"])
     values: dict[str, Any] = {
         "host_id": config.host_id,
         "pid": os.getpid(),
@@ -216,19 +267,23 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         "started_at": now,
         "heartbeat_at": now,
         "stopped_at": None,
+        "token": config.token,
     }
     rows.put(conn, workers, config.executor_id, **values)
     hosts.heard_of(conn, config.host_id)
 
 
-def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
+def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> bool:
     # Our row first, as in `_register`, then the row that all workers of the host share.
-    known = rows.change(conn, workers, executor_id, heartbeat_at=rows.clock(conn))
-    hosts.heard_of(conn, host_id)
-    return known
+    held = rows.change_some(conn, workers, *_ours(config), heartbeat_at=rows.clock(conn))
+    hosts.heard_of(conn, config.host_id)
+    return bool(held)
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:
-    # Only our own row: if another worker has taken the name, marking it as stopped would take its turns away.
-    ours = (workers.c.executor_id == config.executor_id, workers.c.pid == os.getpid())
-    rows.change_some(conn, workers, *ours, workers.c.boot_id == config.boot_id, stopped_at=rows.now(conn))
+    rows.change_some(conn, workers, *_ours(config), stopped_at=rows.now(conn))
+
+
+def _ours(config: WorkerConfig) -> tuple[sa.ColumnElement[bool], ...]:
+    """Our own row: if another worker has taken the name, it must not be renewed, nor marked as stopped."""
+    return (workers.c.executor_id == config.executor_id, workers.c.token == config.token)

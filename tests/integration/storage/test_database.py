@@ -364,6 +364,27 @@ def test_the_pool_of_dbos_pings_a_connection_that_was_idle_for_long(
     assert len(pinged) == 1
 
 
+def test_transactions_bring_their_settings_and_leave_nothing_in_a_session_that_a_pooler_lends(pooled_url: str) -> None:
+    def look(conn: sa.Connection) -> tuple[str, ...]:
+        names = ("lock_timeout", "idle_in_transaction_session_timeout")
+        return tuple(conn.execute(sa.text(f"SHOW {name}")).scalar_one() for name in names)
+
+    of_dbos, some = dbos_engine(pooled_url), [Database(pooled_url), Database(pooled_url)]
+    assert of_dbos is not None
+    for _ in range(10):
+        for one in some:
+            assert one.read_now(look) == one.write_now(look) == ("30s", "15s")
+        with of_dbos.begin() as conn:
+            assert look(conn) == ("0", "15s")
+    with psycopg.connect(pooled_url, prepare_threshold=None, autocommit=True) as other:
+        for name in ("lock_timeout", "idle_in_transaction_session_timeout"):
+            assert other.execute(f"SHOW {name}").fetchone() == ("0",)
+        assert other.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+    of_dbos.dispose()
+    for one in some:
+        one.close()
+
+
 def test_a_deadlock_is_run_again(postgres: Database) -> None:
     barrier = threading.Barrier(2)
     runs: list[str] = []

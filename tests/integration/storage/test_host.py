@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from shellback.storage.db import Database
+from shellback.storage import executor_lock
 from shellback.storage.errors import ExecutorTaken, HomeUnusable
-from shellback.storage.executor_lock import hold_executor
+from shellback.storage.executor_lock import ExecutorLock
 from shellback.storage.host import boot_id, ensure_home, host_id
-from tests.databases import PostgresServer, at_once
+from tests.databases import at_once
 
 
 def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -44,52 +43,39 @@ def test_the_boot_id_is_the_kernels() -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from shellback.storage.db import Database
-from shellback.storage.executor_lock import hold_executor
-lock = hold_executor("w/1", home=Path(sys.argv[1]), database=Database(sys.argv[2]))
-print("ready", flush=True)
+from shellback.storage.executor_lock import ExecutorLock
+lock = ExecutorLock("w/1", Path(sys.argv[1]))
+print(lock.token, flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immediate(
-    database: Database, database_url: str, tmp_path: Path
-) -> None:
+def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immediate(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), database_url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == "ready\n"
+        token = holder.stdout.readline().strip()
         with pytest.raises(ExecutorTaken, match=f"process {holder.pid} on "):
-            hold_executor("w/1", home=tmp_path, database=database)
-        hold_executor("w/2", home=tmp_path, database=database).release()
+            ExecutorLock("w/1", tmp_path)
+        ExecutorLock("w/2", tmp_path).release()
         holder.kill()
-    # Postgres notices the dead connection in its own time, a file lock at once.
-    for _ in range(3000):
-        try:
-            lock = hold_executor("w/1", home=tmp_path, database=database)
-        except ExecutorTaken:
-            threading.Event().wait(0.02)
-        else:
-            break
-    else:
-        pytest.fail("the lock of a dead process is still held")
-    assert lock.still_held()
+    lock = ExecutorLock("w/1", tmp_path)
+    assert lock.before == token
+    assert lock.token != token
     lock.release()
     lock.release()
-    assert not lock.still_held()
 
 
-def test_a_lock_is_known_to_be_lost_when_its_connection_breaks(
-    postgres: Database, postgres_server: PostgresServer, tmp_path: Path
+@pytest.mark.parametrize("copied", [True, False])
+def test_of_another_directory_or_boot_nobody_knows_whether_the_worker_before_has_ended(
+    tmp_path: Path, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = hold_executor("w", home=tmp_path, database=postgres)
-    postgres_server.execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-        f"WHERE application_name LIKE 'shellback {os.getpid()}@%'"
-    )
-    assert not lock.still_held()
-    lock.release()
+    first = tmp_path / "first"
+    first.mkdir()
+    ExecutorLock("w", first).release()
+    if copied:
+        shutil.copytree(first, tmp_path / "second")
+    else:
+        monkeypatch.setattr(executor_lock, "boot_id", lambda: "another")
+    assert ExecutorLock("w", tmp_path / "second" if copied else first).before == ""

@@ -135,13 +135,18 @@ def test_an_item_rings_when_it_is_committed_and_not_before(database_url: str) ->
     assert queue in queues_of("here")
 
 
-def test_another_host_rings_through_postgres(postgres_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_pooler", [False, True])
+def test_another_host_rings_through_postgres(
+    postgres_url: str, by_pooler: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     # The driver refuses a password with a space in a URL; this database trusts us, whatever the password is.
-    url = sa.make_url(postgres_url).set(password="two words")
+    direct = sa.make_url(postgres_url).set(password="two words").render_as_string(hide_password=False)
+    url = request.getfixturevalue("pooled_url") if by_pooler else direct
 
     async def listens_and_hears() -> None:
-        database, rung = Database(url.render_as_string(hide_password=False)), asyncio.Queue[None]()
-        here, elsewhere = Doorbell(tmp_path, "here", database), Doorbell(tmp_path, "elsewhere", database)
+        database, rung = Database(url), asyncio.Queue[None]()
+        here = Doorbell(tmp_path, "here", database, direct if by_pooler else "")
+        elsewhere = Doorbell(tmp_path, "elsewhere", database)
         await here.listen("here.w", {"turns.here": lambda: rung.put_nowait(None)})
         try:
             await asyncio.wait_for(rung.get(), 60)  # it listens

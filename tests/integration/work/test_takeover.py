@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 
 from shellback.storage import rows
 from shellback.storage.db import Database
-from shellback.storage.executor_lock import hold_executor
+from shellback.storage.host import process_space
 from shellback.storage.tables import mailbox, notices, turns, workers
 from shellback.work.hosts import roster
 from shellback.work.hosts.takeover import GRACE_S, Takeover
@@ -28,11 +27,11 @@ from shellback.work.turn import claims
 from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
 from shellback.work.turn.closing import Begun, Closed, close
 from shellback.work.turn.turn import TurnRunner
-from shellback.work.worker import worker as working
 from tests.databases import wait_until_locked_out
 from tests.items import HOST, Talk, a_worker, unrung
 
 VERSION = "v1"
+NO_PID = 2**22 - 1
 pytestmark = pytest.mark.anyio
 
 
@@ -75,12 +74,10 @@ class FakeClient:
 
 
 class Bench:
-    """Workers as rows and locks; `b` is the one that looks."""
+    """Workers as rows; `b` is the one that looks."""
 
-    def __init__(self, db: Database, home: Path, stack: ExitStack) -> None:
+    def __init__(self, db: Database) -> None:
         self.db = db
-        self.home = home
-        self.stack = stack
         self.client = FakeClient()
         self.running: set[str] = set()
         self.takeover = self.of("b")
@@ -90,15 +87,14 @@ class Bench:
         return Takeover(self.db, client, HOST, (name, version), self.running, unrung, self.client.open_items)
 
     def worker(
-        self, name: str, *, quiet_s: float = 0.0, held: bool = True, version: str = VERSION, stopped: bool = False
+        self, name: str, *, quiet_s: float = 0.0, lives: bool = True, version: str = VERSION, stopped: bool = False
     ) -> None:
-        if held:
-            self.stack.callback(hold_executor(name, home=self.home, database=self.db).release)
+        process = {"pid": os.getpid() if lives else NO_PID, "boot_id": process_space()}
 
         def act(conn: sa.Connection) -> None:
             then = rows.now(conn) - quiet_s
             row = a_worker(name, HOST, then, version, stopped_at=then if stopped else None)
-            conn.execute(sa.insert(workers).values(row))
+            conn.execute(sa.insert(workers).values(row | process))
 
         self.db.write_now(act)
 
@@ -107,15 +103,14 @@ class Bench:
 
 
 @pytest.fixture
-def bench(postgres: Database, tmp_path: Path) -> Iterator[Bench]:
-    with ExitStack() as stack:
-        made = Bench(postgres, tmp_path, stack)
-        made.worker("b")
-        yield made
+def bench(postgres: Database) -> Bench:
+    made = Bench(postgres)
+    made.worker("b")
+    return made
 
 
-async def test_turns_of_a_worker_whose_lock_is_free_go_on_each_on_its_own_queue(bench: Bench) -> None:
-    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+async def test_turns_of_a_worker_whose_process_is_gone_go_on_each_on_its_own_queue(bench: Bench) -> None:
+    bench.worker("a", lives=False, quiet_s=GRACE_S + 1)
     bench.at("a")
     bench.at("a", queue_name=f"turns.{HOST}")
     bench.at("a", queue_name="wakes.host2")
@@ -124,13 +119,13 @@ async def test_turns_of_a_worker_whose_lock_is_free_go_on_each_on_its_own_queue(
 
 
 async def test_a_worker_may_take_a_moment_to_be_restarted(bench: Bench) -> None:
-    bench.worker("a", held=False, quiet_s=GRACE_S - 2)
+    bench.worker("a", lives=False, quiet_s=GRACE_S - 2)
     bench.at("a")
     await bench.takeover.once()
     assert bench.client.resumed == []
 
 
-async def test_turns_of_a_worker_that_holds_its_lock_are_left_to_it_until_its_lease_is_over(bench: Bench) -> None:
+async def test_turns_of_a_worker_that_lives_are_left_to_it_until_its_lease_is_over(bench: Bench) -> None:
     bench.worker("alive", quiet_s=roster.LEASE_S - 5)
     bench.worker("paused", quiet_s=roster.LEASE_S + 1)
     bench.at("alive")
@@ -141,7 +136,7 @@ async def test_turns_of_a_worker_that_holds_its_lock_are_left_to_it_until_its_le
 
 
 async def test_what_a_stopped_worker_and_one_nobody_knows_left_goes_on(bench: Bench) -> None:
-    bench.worker("stopped", held=False, stopped=True, quiet_s=GRACE_S + 1)
+    bench.worker("stopped", lives=False, stopped=True, quiet_s=GRACE_S + 1)
     bench.at("stopped")
     bench.at("forgotten")
     await bench.takeover.once()
@@ -175,7 +170,7 @@ async def test_a_worker_that_lives_is_known_however_many_came_after_it_and_went(
 
 
 async def test_two_that_look_at_once_give_a_turn_on_once_and_a_restart_waits_for_them(bench: Bench) -> None:
-    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.worker("a", lives=False, quiet_s=GRACE_S + 1)
     bench.worker("c")
     bench.at("a")
     inside, go = threading.Event(), threading.Event()
@@ -206,9 +201,9 @@ async def test_two_that_look_at_once_give_a_turn_on_once_and_a_restart_waits_for
     assert sum(bool(taken) for _why, taken in found) == 1
 
 
-async def test_a_worker_without_its_own_lock_judges_nobody(bench: Bench) -> None:
-    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
-    bench.worker("c", held=False)
+async def test_a_worker_whose_own_lease_has_ended_judges_nobody(bench: Bench) -> None:
+    bench.worker("a", lives=False, quiet_s=GRACE_S + 1)
+    bench.worker("c", quiet_s=roster.LEASE_S + 1)
     bench.at("a")
     await bench.of("c").once()
     assert bench.client.resumed == []
@@ -216,11 +211,11 @@ async def test_a_worker_without_its_own_lock_judges_nobody(bench: Bench) -> None
 
 async def test_the_conversation_says_who_lost_its_turn(bench: Bench) -> None:
     sent = Talk(bench.db).send()
-    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.worker("a", lives=False, quiet_s=GRACE_S + 1)
     bench.client.items.append(Item(sent.id, "a"))
     await bench.takeover.once()
     told = [event for event in bench.db.read_now(stream.after, "c1", 0) if event.kind == roster.TAKEN_OVER]
-    assert "worker a is dead (its lock is free; last heard of 6 s ago)" in told[0].payload["text"]
+    assert "worker a is dead (last heard of 6 s ago)" in told[0].payload["text"]
     assert bench.db.read_now(roster.lost_turns) == {"a": 1}
 
 
@@ -251,19 +246,6 @@ async def test_a_host_whose_items_wait_for_the_version_of_another_says_so_once(
         "new items of this host wait: version v2 started last, and only other hosts run it"
     ]
     assert bench.client.latest == "v2"
-
-
-@pytest.mark.parametrize(("pid_there", "stopped"), [(0, True), (1, False)])
-def test_a_worker_that_lost_its_name_does_not_say_that_its_successor_has_stopped(
-    database: Database, pid_there: int, stopped: bool
-) -> None:
-    config = working.WorkerConfig(executor_id="a", host_id=HOST, boot_id="b", system_database_url="")
-    database.write_now(working._register, config)  # pyright: ignore[reportPrivateUsage]
-    pid = {"pid": workers.c.pid + pid_there}
-    database.write_now(lambda conn: conn.execute(sa.update(workers).values(pid)) and None)
-    database.write_now(working._unregister, config)  # pyright: ignore[reportPrivateUsage]
-    found = database.read_now(lambda conn: conn.execute(sa.select(workers.c.stopped_at)).scalar_one())
-    assert (found is not None) is stopped
 
 
 async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_with_an_alarm(talk: Talk) -> None:

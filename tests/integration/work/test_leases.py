@@ -1,0 +1,150 @@
+"""The name of a worker is a lease: one process holds it, and one that lost it does nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken
+from shellback.storage.tables import workers
+from shellback.work.hosts import roster
+from shellback.work.turn import claims
+from shellback.work.turn.claims import NameLost, Wakes
+from shellback.work.worker import worker as working
+from shellback.work.worker.worker import Worker, WorkerConfig
+from tests.items import HOST, Talk
+
+# pyright: reportPrivateUsage=false
+pytestmark = pytest.mark.anyio
+
+FIRST = WorkerConfig(executor_id="w", host_id=HOST, boot_id="b", system_database_url="", token="one")
+SECOND = replace(FIRST, token="two")
+
+
+@pytest.fixture(params=["postgres_url", "pooled_url"])
+def db(request: pytest.FixtureRequest) -> Iterator[Database]:
+    opened = Database(request.getfixturevalue(request.param))
+    yield opened
+    opened.close()
+
+
+def let_the_lease_end(db: Database) -> None:
+    ago = {"heartbeat_at": workers.c.heartbeat_at - roster.LEASE_S - 1}
+    db.write_now(lambda conn: conn.execute(sa.update(workers).values(ago)) and None)
+
+
+def holder(db: Database) -> tuple[str, bool]:
+    """The token of who holds the name, and whether it has stopped."""
+    row = db.read_now(lambda conn: conn.execute(sa.select(workers.c.token, workers.c.stopped_at)).one())
+    return row.token, row.stopped_at is not None
+
+
+def test_a_second_holder_is_refused_by_process_and_host_until_the_first_ends_or_is_quiet_for_a_lease(
+    db: Database,
+) -> None:
+    db.write_now(working._register, FIRST)
+    with pytest.raises(ExecutorTaken, match=r"'w' is held by process \d+ on \S+: stop it"):
+        db.write_now(working._register, SECOND)
+    assert holder(db) == ("one", False)
+    let_the_lease_end(db)
+    db.write_now(working._register, SECOND)
+    assert holder(db) == ("two", False)
+    db.write_now(working._unregister, SECOND)
+    db.write_now(working._register, FIRST)
+    assert holder(db) == ("one", False)
+
+
+def test_the_successor_of_a_process_that_is_known_to_have_ended_waits_for_nothing(db: Database) -> None:
+    db.write_now(working._register, FIRST)
+    db.write_now(working._register, replace(SECOND, before="one"))
+    assert holder(db) == ("two", False)
+
+
+def test_a_worker_of_a_version_without_leases_is_not_replaced_while_it_lives(db: Database) -> None:
+    db.write_now(working._register, FIRST)
+    db.write_now(lambda conn: conn.execute(sa.update(workers).values(token=None)) and None)
+    with pytest.raises(ExecutorTaken):
+        db.write_now(working._register, SECOND)
+
+
+def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) -> None:
+    item = Talk(db).send()
+    db.write_now(working._register, FIRST)
+    let_the_lease_end(db)
+    db.write_now(working._register, SECOND)
+    assert not db.write_now(working._heartbeat, FIRST)
+    with pytest.raises(ExecutorTaken):
+        db.write_now(working._register, FIRST)
+    db.write_now(working._unregister, FIRST)
+    assert holder(db) == ("two", False)
+    with pytest.raises(NameLost, match="another process holds the name of worker w"):
+        db.write_now(claims.enter, item, executor_id="w", wakes=Wakes(), token="one")
+    assert db.write_now(claims.enter, item, executor_id="w", wakes=Wakes(), token="two").epoch == 1
+
+
+class Beating:
+    """A worker that registered at 100 s; its clock is ours."""
+
+    def __init__(self, db: Any, patch: pytest.MonkeyPatch) -> None:
+        nobody: Any = None
+        self.now = 100.0
+        patch.setattr(working, "_uptime", lambda: self.now)
+        self.worker = Worker(FIRST, db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
+        self.worker._renewed(self.now)
+
+    async def beats(self, after_s: float) -> bool:
+        """Whether the worker goes on."""
+        self.now += after_s
+        await self.worker._beat()
+        return not self.worker.fallen.is_set()
+
+
+async def test_a_worker_that_was_paused_goes_on_if_it_still_has_its_name_and_else_stops(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating = Beating(db, monkeypatch)
+    let_the_lease_end(db)
+    assert await beating.beats(3600.0)
+    let_the_lease_end(db)
+    db.write_now(working._register, SECOND)
+    assert not await beating.beats(3600.0)
+    assert "executor id w is no longer held: this worker stops: process" in caplog.text
+
+
+class Away:
+    """A Postgres that refuses, or does not answer."""
+
+    dialect = "postgresql"
+
+    def __init__(self, *, silent: bool) -> None:
+        self.silent = silent
+
+    async def write(self, *_: object) -> None:
+        if self.silent:
+            await asyncio.Event().wait()
+        raise DatabaseUnreachable("no connection")
+
+
+async def test_a_worker_that_is_cut_off_stops_before_its_lease_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beating = Beating(Away(silent=False), monkeypatch)
+    with pytest.raises(DatabaseUnreachable):
+        await beating.beats(5.0)
+    assert not await beating.beats(5.0)
+    assert beating.now - 100.0 < roster.LEASE_S
+    assert "its lease was not renewed in time (DatabaseUnreachable: no connection)" in caplog.text
+
+
+async def test_a_renewal_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "HEARTBEAT_S", 0.01)
+    beating = Beating(Away(silent=True), monkeypatch)
+    beating.worker._held_until = 100.0
+    assert not await beating.beats(0.0)
