@@ -301,6 +301,8 @@ def _refuse() -> NoReturn:
 
 _WAL_ATTEMPTS: Final = 100
 _CONNECT_TIMEOUT_S: Final = 5
+_PREPARED_AFTER: Final = 5
+"""So many executions of a statement on a connection; psycopg's own default."""
 _IDLE_MS: Final = 15_000
 """After this time a process that is paused inside a transaction loses its locks."""
 
@@ -391,7 +393,8 @@ def dbos_engine(url: str) -> sa.Engine | None:
 def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings: str) -> sa.Engine:
     """A pool whose connections keep no state between transactions: a pooler may give each to another server process.
 
-    So nothing is prepared, and each transaction has its settings in the message that begins it.
+    So each transaction has its settings in the message that begins it, and statements are prepared only where no
+    pooler is.
     """
     engine = sa.create_engine(
         url,
@@ -402,6 +405,7 @@ def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings:
         hide_parameters=True,
         connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "prepare_threshold": None},
     )
+    event.listen(engine, "connect", _prepare_without_pooler)
     local = "; ".join((*settings, f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"))
     event.listen(engine, "begin", partial(_begin_on_postgres, local))
     return engine
@@ -409,8 +413,16 @@ def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings:
 
 def pooled(conn: sa.Connection) -> bool:
     """Whether a pooler stands before Postgres: it shows clients another process than the one that serves them."""
-    raw: Any = conn.connection.dbapi_connection
-    return bool(conn.execute(sa.select(sa.func.pg_backend_pid() != raw.info.backend_pid)).scalar_one())
+    return _lent(conn.connection.dbapi_connection)
+
+
+def _lent(raw: Any) -> bool:
+    return raw.execute("SELECT pg_backend_pid()").fetchone() != (raw.info.backend_pid,)
+
+
+def _prepare_without_pooler(raw: Any, _record: object) -> None:
+    if not _lent(raw):
+        raw.prepare_threshold = _PREPARED_AFTER
 
 
 def _begin_on_postgres(local: str, conn: sa.Connection) -> None:

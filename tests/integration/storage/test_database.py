@@ -385,6 +385,13 @@ def test_transactions_bring_their_settings_and_leave_nothing_in_a_session_that_a
         one.close()
 
 
+def test_what_postgres_itself_is_asked_often_is_prepared(postgres: Database) -> None:
+    prepared = sa.text("SELECT count(*) FROM pg_prepared_statements")
+    for _ in range(20):
+        postgres.read_now(lambda conn: conn.execute(sa.select(1)).scalar_one())
+    assert postgres.read_now(lambda conn: conn.execute(prepared).scalar_one()) > 0
+
+
 def test_a_deadlock_is_run_again(postgres: Database) -> None:
     barrier = threading.Barrier(2)
     runs: list[str] = []
