@@ -194,7 +194,7 @@ def test_the_doctor_warns_of_the_host_and_of_a_network_that_is_not_off(place: St
 
 def test_the_doctor_fails_where_the_named_backend_does(place: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "probe", refused)
-    (found,) = checks(Settings.load({**place.environ, "BACKEND": "bubblewrap"}))
+    found, *_ = checks(Settings.load({**place.environ, "BACKEND": "bubblewrap"}))  # and the named workspaces
     assert (found.state, found.text) == ("fail", "BACKEND=bubblewrap cannot be used here: cause; `remedy`")
 
 
