@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from tests.browsers import PATIENCE_MS, chromium, come_in, page_of
 from tests.consoles import PASSWORD, Crowd, asked
@@ -27,21 +27,13 @@ def outage() -> Generator[tuple[PostgresServer, Stage, Served]]:
         unavailable(str(error))
 
 
-@pytest.fixture(scope="module")
-def browser(
-    outage: tuple[PostgresServer, Stage, Served],  # it is closed before, as its loop has to be
-) -> Generator[Browser]:
-    with chromium() as made:
-        yield made
-
-
 def test_pages_say_that_the_database_is_away_and_come_back_and_no_password_is_wrong_by_it(
-    outage: tuple[PostgresServer, Stage, Served], browser: Browser
+    outage: tuple[PostgresServer, Stage, Served],
 ) -> None:
     postgres, place, server = outage
     crowd = Crowd(place, server)
     crowd.person("grace", "viewer")
-    with page_of(browser, server, breaks=True) as page:
+    with chromium() as browser, page_of(browser, server, breaks=True) as page:
         come_in(page, place, server)
         away = page.locator("#connection")
         expect(away).to_be_hidden()
