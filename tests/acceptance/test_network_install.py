@@ -11,23 +11,19 @@ import pytest
 from shellback.exec.core.model import Session, SessionState
 from shellback.work.approvals import audit
 from tests.commands import OURS, told
-from tests.databases import unless
 from tests.podmans import contained
 from tests.sandboxes import program_needed
 from tests.stage import Stage
-from tests.supervisors import UID
 from tests.towns.names import LISTED
-from tests.towns.registries import INSTALLS, TRUSTING, fill
-from tests.towns.town import Town, refusal, town
+from tests.towns.registries import INSTALLS, TRUSTING
+from tests.towns.town import Town, stocked
 
 PROGRAMS = {"git": "git", "pip": "pip3", "npm": "npm"}
 
 
 @pytest.fixture(scope="module")
 def place() -> Generator[Town]:
-    unless(refusal())
-    with town(UID or 65534) as found:
-        fill(found.place / "www")
+    with stocked() as found:
         yield found
 
 

@@ -22,9 +22,11 @@ import pytest
 
 from shellback.exec.core.runner import found
 from shellback.exec.supervisor.process import procfs
+from tests.databases import unless
 from tests.sandboxes import adjust
-from tests.supervisors import words_of
+from tests.supervisors import UID, words_of
 from tests.towns.names import LISTED
+from tests.towns.registries import fill
 
 _ENTER: Final = (
     "import ctypes, os; _net = [(one := os.open('/proc/{pid}/ns/' + name, os.O_RDONLY), "
@@ -102,6 +104,15 @@ def _line(stream: IO[str] | None) -> str:
     if not line:
         raise RuntimeError("the town says nothing")
     return line
+
+
+@contextlib.contextmanager
+def stocked() -> Generator[Town]:
+    """A town that has something for installers; where none can be made, the test is skipped."""
+    unless(refusal())
+    with town(UID or 65534) as made:
+        fill(made.place / "www")
+        yield made
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.display import SECRETS, request_lines
 from shellback.storage.db import Database
-from shellback.storage.rows import begun, candidates, change, given
+from shellback.storage.rows import begun, candidates, change, count, given
 from shellback.storage.tables import approvals, conversations, turns
 from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import APART_S
@@ -136,7 +136,7 @@ def find(
 
 def pending(conn: sa.Connection) -> int:
     """How many requests wait for a person."""
-    return conn.execute(sa.select(sa.func.count()).where(approvals.c.state == "pending")).scalar_one()
+    return count(conn, approvals, approvals.c.state == "pending")
 
 
 def decided_last(conn: sa.Connection, *, since: float, limit: int) -> list[Request]:

@@ -12,12 +12,10 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.listed import PROXIED
 from shellback.exec.wire.hosts import Hosts
 from tests import nodes
-from tests.databases import unless
 from tests.sandboxes import Boxes, boxes, program_needed
-from tests.supervisors import UID
 from tests.towns.names import HOSTS, LISTED
-from tests.towns.registries import INSTALLS, TRUSTING, fill
-from tests.towns.town import Town, refusal, town
+from tests.towns.registries import INSTALLS, TRUSTING
+from tests.towns.town import Town, stocked
 
 pytestmark = pytest.mark.anyio
 OTHER = "other.example"
@@ -25,9 +23,7 @@ OTHER = "other.example"
 
 @pytest.fixture(scope="module")
 def place() -> Generator[Town]:
-    unless(refusal())
-    with town(UID or 65534) as found:
-        fill(found.place / "www")
+    with stocked() as found:
         yield found
 
 
