@@ -58,17 +58,25 @@ class HomeUnusable(StorageError):
 
 
 class ExecutorTaken(StorageError):
-    """Raised when another living worker holds the executor id."""
+    """Raised when another worker holds the executor id.
 
-    def __init__(self, name: str, host: str, pid: int | None) -> None:
-        super().__init__(name, host, pid)
+    `renewed_at` is the last renewal of its lease; None for the lock of a file.
+    """
+
+    def __init__(self, name: str, host: str, pid: int | None, renewed_at: float | None = None) -> None:
+        super().__init__(name, host, pid, renewed_at)
         self.name = name
         self.host = host
         self.pid = pid
+        self.renewed_at = renewed_at
 
     def __str__(self) -> str:
-        holder = f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
-        return f"executor id {self.name!r} is held by {holder}: stop it, or start this worker under another id"
+        return f"executor id {self.name!r} is held by {self.holder}: stop it, or start this worker under another id"
+
+    @property
+    def holder(self) -> str:
+        """The process that holds it, with its host."""
+        return f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
 
 
 class TokenRefused(StorageError):

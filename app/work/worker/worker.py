@@ -42,6 +42,8 @@ CLEANUP_S: Final = 300.0
 RETAIN_S: Final = 3600.0
 RETAIN_FIRST_S: Final = 60.0
 """Not at the start: waiting items go first."""
+RENEWAL_LOOK_S: Final = 1.0
+"""Between two looks whether the holder of our name renews its lease."""
 
 
 def application_version() -> str:
@@ -107,12 +109,10 @@ class Worker:
     async def start(self) -> None:
         """Connect to the supervisor, recover this executor's turns, and listen to the queues.
 
-        After a cancellation a second start works.
+        After a cancellation a second start works. Raises ExecutorTaken if the holder of its name renews its lease.
         """
         config = self.config
-        self._renewed(_uptime())
-        await self._count(partial(_register, config=config))
-        self._registered = True
+        await self._take_name()
         await self.engine.start()
         for service in self.before:
             await service.start()
@@ -178,6 +178,22 @@ class Worker:
             self._registered = False
             with contextlib.suppress(Exception):
                 await self._count(partial(_unregister, config=self.config))
+
+    async def _take_name(self) -> None:
+        """Register. A lease that nobody renews, as after a restart of the machine, is waited for."""
+        held: ExecutorTaken | None = None
+        while not self._registered:
+            self._renewed(_uptime())
+            try:
+                await self._count(partial(_register, config=self.config))
+                self._registered = True
+            except ExecutorTaken as taken:
+                if held is None:
+                    log.warning("this name is held by %s: waiting for the end of its lease", taken.holder)
+                elif taken.renewed_at != held.renewed_at:
+                    raise
+                held = taken
+                await asyncio.sleep(RENEWAL_LOOK_S)
 
     async def _beat(self) -> None:
         if self.fallen.is_set():
@@ -258,7 +274,8 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         and holder["heartbeat_at"] > now - roster.LEASE_S
         and holder["token"] not in {config.token, config.before or config.token}
     ):
-        raise ExecutorTaken(config.executor_id, hosts.one(conn, holder["host_id"]).name, holder["pid"])
+        host = hosts.one(conn, holder["host_id"]).name
+        raise ExecutorTaken(config.executor_id, host, holder["pid"], holder["heartbeat_at"])
     values: dict[str, Any] = {
         "host_id": config.host_id,
         "pid": os.getpid(),

@@ -88,6 +88,47 @@ def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) ->
     assert db.write_now(claims.enter, item, executor_id="w", wakes=Wakes(), token="two").epoch == 1
 
 
+def successor(db: Database, patch: pytest.MonkeyPatch) -> Worker:
+    """A worker of the same name that looks often whether the lease is renewed."""
+    nobody: Any = None
+    patch.setattr(working, "RENEWAL_LOOK_S", 0.01)
+    return Worker(SECOND, db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
+
+
+async def waits(start: asyncio.Task[None], caplog: pytest.LogCaptureFixture) -> None:
+    """Until it has said that it waits; it must not have ended."""
+    while "held by process" not in caplog.text:
+        assert not start.done()
+        await asyncio.sleep(0.01)
+
+
+async def test_a_start_after_a_restart_of_the_machine_waits_for_the_end_of_the_lease(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    start = asyncio.create_task(successor(db, monkeypatch)._take_name())
+    await waits(start, caplog)
+    assert holder(db) == ("one", False)
+    let_the_lease_end(db)
+    async with asyncio.timeout(30):
+        await start
+    assert holder(db) == ("two", False)
+    assert caplog.text.count("held by process") == 1
+
+
+async def test_a_start_is_refused_when_the_holder_of_its_name_renews_the_lease(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    start = asyncio.create_task(successor(db, monkeypatch)._take_name())
+    await waits(start, caplog)
+    assert db.write_now(working._heartbeat, FIRST)
+    async with asyncio.timeout(30):
+        with pytest.raises(ExecutorTaken):
+            await start
+    assert holder(db) == ("one", False)
+
+
 class Beating:
     """A worker that registered at 100 s; its clock is ours."""
 
