@@ -16,6 +16,7 @@ from shellback.exec.reports.connections import Connection
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.storage.accounts import Account
 from shellback.work.approvals.audit import Entry
+from shellback.work.hosts.loads import Load
 from shellback.work.hosts.roster import Employed
 from shellback.work.hosts.unknown import Unknown
 from shellback.work.queue.standing import Backlog, Standing
@@ -528,6 +529,7 @@ SHAPES: Final = {
     "findings ack": Shape(Acknowledged),
     "findings list": Shape(list[Found]),
     "findings show": Shape(FoundInFull),
+    "hosts": Shape(list[Load]),
     "init": Shape(Begun),
     "kill": Shape(Ended | list[Ended]),
     "logs": Shape(Output),

@@ -1,4 +1,4 @@
-"""`shellback worker`, `workers` and `supervisor`."""
+"""`shellback worker`, `workers`, `hosts` and `supervisor`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
+    from shellback.work.hosts.loads import Load
     from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
 
@@ -197,6 +198,37 @@ def workers(everything: bool) -> None:
     )
     facts = [{**asdict(one), "turns_taken_over": lost.get(one.executor_id, 0)} for one in shown]
     show(facts, table_lines(shown, columns) if shown else [none])
+
+
+@click.command()
+@lists()
+def hosts() -> None:
+    """List the hosts of this database with what each carries, the last heard of first.
+
+    alive: a worker was heard of in the last 30 seconds. silent: none since; its conversations wait. given_up: other
+    hosts have settled what it left. WAITING and RUNNING are work items without and with a turn.
+
+    \b
+      shellback hosts
+      shellback hosts --json | jq '.[] | select(.waiting > 0)'
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.hosts.loads import loads
+
+    with opened() as where:
+        found = where.database.read_now(loads, where.host_id)
+    columns: Columns[Load] = {
+        "NAME": "name",
+        "STATE": "state",
+        "WORKERS": "workers",
+        "RUNNING": "running",
+        "WAITING": "waiting",
+        "PROCESSES": "processes",
+        "CONVERSATIONS": "conversations",
+        "HEARD OF": lambda one: "never" if one.silent_s is None else age(one.silent_s) + " ago",
+        "HOST": "host_id",
+    }
+    none = "no hosts: a host has a row when its first worker starts (`shellback worker`)"
+    show([asdict(one) for one in found], table_lines(found, columns) if found else [none])
 
 
 @click.command()

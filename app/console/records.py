@@ -20,6 +20,7 @@ from shellback.exec.policy.rules.file import load
 from shellback.storage import rules
 from shellback.storage.rules import Saved
 from shellback.work.hosts import roster
+from shellback.work.hosts.loads import loads
 from shellback.work.queue import costs, standing
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Records:
                 table_of("Waiting", found.waiting, _WAITING, "Nothing waits."),
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
                 table_of("Blocked", found.blocked, _BLOCKED, "No conversation is blocked."),
+                table_of("Hosts", loads(conn, host_id), _HOSTS, "No host was heard of."),
                 table_of("Workers", roster.look(conn, host_id), _WORKERS, "No worker has run."),
             ]
 
@@ -153,6 +155,15 @@ _BLOCKED: Final[Columns] = {
     "by": "reason",
     "since": lambda one: ago(one.since),
     "unread": "unread",
+}
+_HOSTS: Final[Columns] = {
+    "host": "name",
+    "state": "state",
+    "workers": "workers",
+    "running": "running",
+    "waiting": "waiting",
+    "processes": "processes",
+    "conversations": "conversations",
 }
 _WORKERS: Final[Columns] = {
     "worker": "executor_id",

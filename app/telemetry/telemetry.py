@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -45,7 +45,9 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class Telemetry:
     """Sends to the OTLP receiver at `endpoint` until `close`; with `content`, texts too."""
 
-    def __init__(self, endpoint: str, database: Database, *, executor_id: str, host_id: str, content: bool) -> None:
+    def __init__(
+        self, endpoint: str, database: Database, *, executor_id: str, host_id: str, slots: int, content: bool
+    ) -> None:
         self.content = content
         self._pipeline = Pipeline(endpoint, content=content, instance=executor_id, host=host_id)
         self.close = self._pipeline.close
@@ -55,7 +57,8 @@ class Telemetry:
         self._tracer = self._pipeline.tracers.get_tracer(SCOPE)
         meter = self._pipeline.meters.get_meter(SCOPE)
         self.counts = Counts(meter)
-        self._gauges = Gauges(meter, database, host_id)
+        read = partial(read_levels, host_id=host_id, executor_id=executor_id, slots=slots)
+        self._gauges = Gauges(meter, partial(database.read_now, read))
 
     def capability(self) -> Instrumentation:
         """Pydantic AI's instrumentation: spans of runs, model requests and tool calls."""
@@ -248,16 +251,18 @@ def _recorded(conn: sa.Connection, item: WorkItem) -> tuple[sa.Row[Any], str | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Ages in seconds. `queue_age_s`: by priority, the age of the oldest item whose turn has not begun."""
+    """Ages in seconds. `queue_items` and `queue_age_s`: by priority, items whose turn has not begun, and the oldest."""
 
+    queue_items: dict[str, float] = field(default_factory=dict[str, float])
     queue_age_s: dict[str, float] = field(default_factory=dict[str, float])
+    slots_free: int = 0
     sessions_live: int = 0
     approvals_pending: int = 0
     approval_age_s: float = 0.0
 
 
-def read_levels(conn: sa.Connection, host_id: str) -> Levels:
-    """The levels now: items and approvals of the whole database, sessions of this host."""
+def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int) -> Levels:
+    """The levels now: items and approvals of the whole database, sessions of this host, free slots of this worker."""
     now = time.time()
     waiting = (
         sa.select(turns.c.priority, turns.c.created_at)
@@ -265,28 +270,33 @@ def read_levels(conn: sa.Connection, host_id: str) -> Levels:
         .limit(ROWS)
         .subquery()
     )
-    oldest = conn.execute(
-        sa.select(waiting.c.priority, sa.func.min(waiting.c.created_at)).group_by(waiting.c.priority)
-    ).all()
+    first = sa.func.min(waiting.c.created_at)
+    queued = conn.execute(sa.select(waiting.c.priority, first, sa.func.count()).group_by(waiting.c.priority)).all()
+    mine = turns.c.ended_at.is_(None), turns.c.started_at.is_not(None), turns.c.executor_id == executor_id
+    running = conn.execute(sa.select(sa.func.count()).select_from(turns).where(*mine)).scalar_one()
     live = (
         sa.select(sessions.c.id).where(sessions.c.state.in_(LIVE), sessions.c.host_id == host_id).limit(ROWS).subquery()
     )
     asked = sa.select(approvals.c.created_at).where(approvals.c.state == "pending").limit(ROWS).subquery()
     pending, since = conn.execute(sa.select(sa.func.count(), sa.func.min(asked.c.created_at)).select_from(asked)).one()
     return Levels(
-        queue_age_s={priority.name.lower(): 0.0 for priority in Priority}
-        | {_name(priority): max(0.0, now - created) for priority, created in oldest},
+        queue_items=_by_priority((priority, items) for priority, _, items in queued),
+        queue_age_s=_by_priority((priority, max(0.0, now - came)) for priority, came, _ in queued),
+        slots_free=max(0, slots - running),
         sessions_live=conn.execute(sa.select(sa.func.count()).select_from(live)).scalar_one(),
         approvals_pending=pending,
         approval_age_s=0.0 if since is None else max(0.0, now - since),
     )
 
 
-def _name(priority: int) -> str:
-    return Priority(priority).name.lower() if priority in set(Priority) else str(priority)
+def _by_priority(found: Iterable[tuple[int, float]]) -> dict[str, float]:
+    named = {priority.value: priority.name.lower() for priority in Priority}
+    return dict.fromkeys(named.values(), 0.0) | {named.get(value, str(value)): of for value, of in found}
 
 
 _GAUGES: Final = (
+    ("shellback.queue.items", "{item}", "Work items that wait for a turn", "queue_items"),
+    ("shellback.slots.free", "{slot}", "Turns that this worker could run in addition", "slots_free"),
     ("shellback.queue.age", "s", "Age of the oldest waiting work item", "queue_age_s"),
     ("shellback.sessions.live", "{session}", "Sessions whose process may be running", "sessions_live"),
     ("shellback.approvals.pending", "{approval}", "Calls that wait for a decision", "approvals_pending"),
@@ -297,9 +307,8 @@ _GAUGES: Final = (
 class Gauges:
     """Gauges, read in the exporter's thread."""
 
-    def __init__(self, meter: Meter, database: Database, host_id: str) -> None:
-        self._db = database
-        self._host_id = host_id
+    def __init__(self, meter: Meter, read: Callable[[], Levels]) -> None:
+        self._read = read
         self._reading = threading.Lock()
         self._levels: Levels | None = None
         self._read_at = 0.0
@@ -310,7 +319,7 @@ class Gauges:
         levels = self._now()
         found: dict[str, float] | float = {} if levels is None else getattr(levels, of)
         if isinstance(found, dict):
-            return [Observation(age, {"priority": name}) for name, age in found.items()]
+            return [Observation(of, {"priority": name}) for name, of in found.items()]
         return [Observation(found)]
 
     def _now(self) -> Levels | None:
@@ -318,7 +327,7 @@ class Gauges:
             if self._levels is None or time.monotonic() - self._read_at > FRESH_S:
                 self._read_at = time.monotonic()
                 try:
-                    self._levels = self._db.read_now(read_levels, self._host_id)
+                    self._levels = self._read()
                 except (StorageError, RuntimeError, SQLAlchemyError) as error:
                     log.debug("levels cannot be read: %s", error)
                     self._levels = None

@@ -45,9 +45,8 @@ def watches(
         return Watches()
     from shellback.telemetry.telemetry import Telemetry, WatchedSessions, WatchedTurns
 
-    telemetry = Telemetry(
-        endpoint, database, executor_id=executor_id, host_id=host_id, content=settings.telemetry_content
-    )
+    slots, content = settings.turn_slots + settings.wake_slots, settings.telemetry_content
+    telemetry = Telemetry(endpoint, database, executor_id=executor_id, host_id=host_id, slots=slots, content=content)
     stack.callback(telemetry.close)
     return Watches(
         WatchedTurns(telemetry, database),

@@ -36,6 +36,7 @@ WORDS: Final[dict[str, list[list[str]]]] = {
     "findings list": [["--all"]],
     "findings show": [["fabc"]],
     "findings ack": [["fabc"]],
+    "hosts": [[]],
     "init": [["--yes", "--sandbox", "host"]],
     "logs": [["{session}"]],
     "migrate": [[], ["--check"]],

@@ -96,7 +96,8 @@ def _look_at_metrics(receiver: Receiver) -> None:
     durations = receiver.points("shellback.turn.duration")
     assert durations[of(item_type="CHAT", outcome="pending_approval")] == 1
     assert durations[of(item_type="EXEC_CALLBACK", outcome="answered")] == 1
-    assert {"shellback.queue.age", "shellback.sessions.live", "shellback.approvals.pending"} <= set(receiver.metrics)
+    levels = {"shellback.queue.age", "shellback.queue.items", "shellback.slots.free", "shellback.approvals.pending"}
+    assert levels | {"shellback.sessions.live"} <= set(receiver.metrics)
 
 
 def _look_at_log(s: Stage, session_id: str, turn_id: str) -> None:

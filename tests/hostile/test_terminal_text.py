@@ -224,6 +224,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "users remove": [[HOSTILE]],
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
+    "hosts": [[], ["--json"]],
     "network": [[], ["--json"]],
     "network suggest": [[NAME], ["--json", HOSTILE], [HOSTILE]],
     "workspaces add": [

@@ -67,12 +67,27 @@ def test_levels_tell_the_oldest_of_each_kind_and_nothing_of_what_is_over(databas
             conn.execute(sa.insert(approvals).values(**request, **times, args={}, display={}, state=state))
 
     database.write_now(fill)
-    levels = database.read_now(read_levels, "h1")
+    levels = database.read_now(read_levels, "h1", "w", 48)
+    assert levels.queue_items.pop("high") == 2
+    assert set(levels.queue_items.values()) == {0.0}
     assert levels.queue_age_s.pop("high") == pytest.approx(50, abs=5)
     assert set(levels.queue_age_s.values()) == {0.0}
     assert levels.approvals_pending == 2
     assert levels.approval_age_s == pytest.approx(20, abs=5)
     assert levels.sessions_live == 0
+
+
+def test_free_slots_are_those_that_no_turn_of_this_worker_has(database: Database) -> None:
+    def begin(conn: sa.Connection) -> None:
+        for number, executor in enumerate(("w", "w", "other", None)):
+            item = chat_item(f"c{number}", priority=Priority.NORMAL, waiting=False)
+            note_turn(conn, item)
+            begun = {"executor_id": executor, "started_at": time.time() if executor else None}
+            conn.execute(sa.update(turns).where(turns.c.id == item.id).values(begun))
+
+    database.write_now(begin)
+    assert database.read_now(read_levels, "h1", "w", 48).slots_free == 46
+    assert database.read_now(read_levels, "h1", "w", 1).slots_free == 0
 
 
 def test_an_item_continues_the_trace_of_the_turn_it_follows_from_and_a_message_begins_one(database: Database) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from shellback.storage.tables import conversations, events, hosts, mailbox, noti
 from shellback.work.approvals import approvals, sending
 from shellback.work.hosts import hosts as known_hosts
 from shellback.work.hosts.adopting import Here, Neighbours, give_up, move
+from shellback.work.hosts.loads import Load, loads
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import WorkItem
@@ -32,12 +33,16 @@ from shellback.work.queue.queues import note_turn
 from shellback.work.turn import claims, closing, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
+from shellback.work.worker import worker as working
+from shellback.work.worker.worker import WorkerConfig
 from tests.databases import wait_until_locked_out
+from tests.documents import ROOT, blocks
 from tests.execs import origin, places, run, unstarted_engine
 from tests.items import PROPOSED
 from tests.sessions import EXITED, a_session
 from tests.watches import a_watch
 
+# pyright: reportPrivateUsage=false
 pytestmark = pytest.mark.anyio
 THERE, ELSEWHERE = "there", "elsewhere"
 LEASE_S = 300.0
@@ -475,3 +480,47 @@ async def test_the_log_of_a_session_of_another_host_is_said_to_be_there_and_neve
     ):
         with pytest.raises(InvalidCommand, match="ran on another host, where its log is"):
             await read
+
+
+SCALING: Final = ROOT / "docs/scaling.md"
+
+
+def carries(host_id: str, **what: Any) -> Load:
+    nothing = Load(
+        host_id=host_id,
+        name=f"{host_id}-name",
+        state="alive",
+        silent_s=0.0,
+        **dict.fromkeys(("workers", "conversations", "processes", "waiting", "running"), 0),
+    )
+    return replace(nothing, **what)
+
+
+def test_the_load_of_a_host_is_what_runs_and_waits_there_and_a_host_without_a_heartbeat_is_silent(bench: Bench) -> None:
+    bench.claimed()
+    bench.send(name="c2")
+    bench.session()
+    bench.heard(ELSEWHERE, ago=0.0)
+    config = WorkerConfig(executor_id="w", host_id=ELSEWHERE, boot_id="b", system_database_url="", token="one")
+    bench.db.write_now(working._register, config)
+    here, there = (replace(one, silent_s=0.0) for one in bench.db.read_now(loads, ELSEWHERE))
+    assert here == replace(carries(ELSEWHERE, state="alive", workers=1), name=here.name)
+    assert there == carries(THERE, state="silent", conversations=2, processes=1, waiting=1, running=1)
+    bench.db.write_now(lambda conn: known_hosts.note_given_up(conn, known_hosts.one(conn, THERE)))
+    assert [one.state for one in bench.db.read_now(loads, ELSEWHERE)] == ["alive", "given_up"]
+
+
+def test_the_query_for_an_autoscaler_in_the_docs_says_the_same_of_each_host(postgres_url: str) -> None:
+    (query,) = (block.text for block in blocks(SCALING) if block.language == "sql")
+    db = Database(postgres_url)
+    bench = Bench(db)
+    bench.claimed()
+    for _ in range(2):
+        bench.send(name="c2")
+        bench.send(name="c3")
+    db.write_now(lambda conn: conn.execute(sa.update(turns).values(created_at=turns.c.created_at - 60)) and None)
+    (row,) = db.read_now(lambda conn: conn.execute(sa.text(query)).mappings().all())
+    (load,) = db.read_now(loads, THERE)
+    assert (row["host"], row["waiting"], row["running"]) == (THERE, load.waiting, load.running) == (THERE, 2, 1)
+    assert 55 < row["oldest_s"] < 180
+    db.close()
