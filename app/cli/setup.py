@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -135,16 +136,33 @@ def _rows(text: str) -> list[str]:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit code 0 if the tables are current, else 2.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Then copy everything from this SQLite file, which is only read.",
+)
 @json_option
-def migrate(check: bool) -> None:
+def migrate(check: bool, source: Path | None) -> None:
     """Create or upgrade the tables in DATABASE_URL: those of Shellback and of DBOS.
 
     Running it again changes nothing. On SQLite every command migrates by itself.
-    """
+
+    --from moves from SQLite to Postgres: stop worker, serve and mcp, and name the empty database in DATABASE_URL. All
+    conversations, processes, rules, accounts and waiting items are copied, or none.
+
+    \b
+      shellback migrate
+      shellback migrate --from ~/.shellback/shellback.db
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.storage import schema
     from shellback.wiring import wiring
 
+    if check and source is not None:
+        raise click.UsageError("--check changes nothing, and --from copies: give one of them")
     settings = load_settings()
+    copied: dict[str, int] = {}
     with wiring.place(settings, migrated=False) as where:
         before = schema.check(where.database)
         if check:
@@ -154,8 +172,14 @@ def migrate(check: bool) -> None:
                 click.echo(f"migrating {settings.shown_database} …", err=True)
             schema.migrate(settings.database_url, settings.database_direct_url)
         after = schema.check(where.database)
+        if source is not None:
+            copied = wiring.transferred(where, source)
     facts = {"database": settings.shown_database, "before": before.value, "after": after.value}
-    show(facts, [f"{settings.shown_database}: {before.value} -> {after.value}"])
+    lines = [f"{settings.shown_database}: {before.value} -> {after.value}"]
+    if source is not None:
+        facts |= {"copied": copied}
+        lines.append(f"{sum(copied.values())} row(s) copied: {copied['conversations']} conversation(s)")
+    show(facts, lines)
 
 
 @click.command()

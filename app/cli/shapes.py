@@ -257,11 +257,12 @@ class Output:
 
 @_shape
 class Migrated:
-    """The state of the tables, before and after."""
+    """The state of the tables, before and after; with `--from`, the rows that were copied, by table."""
 
     database: str
     before: str
     after: str
+    copied: Sometimes[dict[str, int]]
 
 
 @_shape

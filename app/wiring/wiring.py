@@ -111,8 +111,25 @@ def _ring_readers(where: Place) -> None:
 @contextlib.contextmanager
 def enqueuing(where: Place) -> Generator[Enqueuer]:
     """An enqueuer that puts items on queues in transactions of `where.database`."""
-    with _dbos_client(where) as client:
+    with _dbos_client(where.settings.database_url) as client:
         yield _enqueuer(where, client)
+
+
+def transferred(where: Place, file: Path) -> dict[str, int]:
+    """Copy the SQLite file of a host at rest into the empty database of `where`; returns the rows by table.
+
+    Raises:
+        SchemaBehind, SchemaTooNew: This program did not migrate the file last.
+        MigrationFailed: Somebody uses the file, or the database is not empty; nothing was changed.
+    """
+    from shellback.storage import schema
+    from shellback.storage.db import Database
+    from shellback.work.hosts.transfer import transfer
+
+    url = f"sqlite:///{file.absolute()}"
+    with contextlib.closing(Database(url)) as source, _dbos_client(url) as client, enqueuing(where) as enqueuer:
+        schema.require_current(source)
+        return transfer(source, client, where.database, enqueuer, where.host_id)
 
 
 def _enqueuer(where: Place, client: Any) -> Enqueuer:
@@ -129,12 +146,11 @@ def a_doorbell(where: Place) -> Doorbell:
 
 
 @contextlib.contextmanager
-def _dbos_client(where: Place) -> Generator[Any]:
+def _dbos_client(url: str) -> Generator[Any]:
     from dbos import DBOSClient
 
     from shellback.storage.db import dbos_engine
 
-    url = where.settings.database_url
     pool = dbos_engine(url)
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
@@ -154,7 +170,7 @@ def _dbos_client(where: Place) -> Generator[Any]:
 @contextlib.contextmanager
 def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
     """The pruning of this host's rows; `rows_s` seconds replace `RETAIN_DAYS`."""
-    with _dbos_client(where) as client:
+    with _dbos_client(where.settings.database_url) as client:
         yield _retention(where, client, rows_s)
 
 
@@ -293,7 +309,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.work.queue.callbacks import CallbackSink
 
-    with _dbos_client(where) as client:
+    with _dbos_client(where.settings.database_url) as client:
         enqueuer = _enqueuer(where, client)
         sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
@@ -377,7 +393,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     lock = ExecutorLock(executor_id, where.home)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
-        client = stack.enter_context(_dbos_client(where))
+        client = stack.enter_context(_dbos_client(where.settings.database_url))
         count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
         doorbell = a_doorbell(where)
@@ -507,7 +523,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
 
     settings, process = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
     process_wide(host=where.host_id, executor=process)
-    with _dbos_client(where) as client:
+    with _dbos_client(where.settings.database_url) as client:
         enqueuer = _enqueuer(where, client)
         secrets = _secrets_found(where)
         equipment = equipped(where, backend, enqueuer, blocks=False)

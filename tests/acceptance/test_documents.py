@@ -22,7 +22,8 @@ from tests.stage import stage
 from tests.supervisors import run_to_end
 
 PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = {"text", "mermaid", "json", "toml", "yaml", "ini", "diff", "js"}  # test_ag_ui.py runs what is js
+# test_ag_ui.py runs what is js, tests/integration/work/test_hosts.py what is sql
+SHOWN = {"text", "mermaid", "json", "toml", "yaml", "ini", "diff", "js", "sql"}
 ALL = [block for path in PATHS for block in blocks(path)]
 LISTED: list[dict[str, str]] = tomllib.loads((ROOT / "docs/not_run.toml").read_text(encoding="utf-8"))["block"]
 NOT_RUN = {(one["document"], one["first"]) for one in LISTED}

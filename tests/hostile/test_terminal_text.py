@@ -180,7 +180,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "kill": [[HOSTILE], ["{session}"]],
     "logs": [[HOSTILE], ["{session}"], ["--json", "{plain}"], ["--since", HOSTILE, "x"]],
     "mcp": [["--tools", HOSTILE]],
-    "migrate": [[], [HOSTILE]],
+    "migrate": [[], [HOSTILE], ["--from", HOSTILE]],
     "policy check": [[HOSTILE]],
     "policy explain": [[f"cat {HOSTILE}"], [HOSTILE]],
     "prune": [["--dry-run"], ["--older-than", HOSTILE]],
