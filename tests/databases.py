@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,9 +121,17 @@ class PostgresServer:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+@dataclass(frozen=True)
+class Pooler:
+    """A running pgbouncer; the directory is its address."""
+
+    directory: Path
+    process: subprocess.Popen[str]
+
+
 @contextmanager
-def pooling(server: PostgresServer, size: int = 5) -> Generator[Path]:
-    """A pgbouncer that pools transactions on `size` connections to each database; the directory is its address."""
+def pooling(server: PostgresServer, address: Path | None = None) -> Generator[Pooler]:
+    """A pgbouncer that pools transactions on five connections to a database of `server`, or of what is at `address`."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         unavailable("pgbouncer is not installed")
@@ -131,7 +139,7 @@ def pooling(server: PostgresServer, size: int = 5) -> Generator[Path]:
     try:
         settings = f"""
 [databases]
-* = host={server.directory} user=postgres
+* = host={address or server.directory} user=postgres
 [pgbouncer]
 unix_socket_dir = {directory}
 listen_addr =
@@ -139,8 +147,9 @@ listen_port = 5432
 auth_type = any
 admin_users = postgres
 pool_mode = transaction
-default_pool_size = {size}
+default_pool_size = 5
 max_client_conn = 500
+server_login_retry = 1
 """
         (directory / "ini").write_text(settings)
         if server.identity:
@@ -163,9 +172,9 @@ max_client_conn = 500
                         pytest.fail("pgbouncer does not start", pytrace=False)
                 reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that it never waits for us
                 reader.start()
-                yield directory
+                yield Pooler(directory, process)
             finally:
-                process.terminate()
+                process.kill()  # a test may have stopped it
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -256,33 +265,46 @@ def serving_postgres(*, durable: bool = False, connections: int = 100) -> Genera
     binaries = postgres_binaries()
     if binaries is None:
         raise NoPostgres("no Postgres: neither /usr/lib/postgresql/*/bin nor PATH has initdb and postgres")
+    server = PostgresServer(Path(), binaries, durable, connections, unprivileged())
+    with _made(server, "initdb", "-A", "trust", "-E", "UTF8", "--locale=C"):
+        server.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
+        schema.migrate(server.url(TEMPLATE))
+        yield server
+
+
+@contextmanager
+def following(primary: PostgresServer) -> Generator[PostgresServer]:
+    """A standby of `primary`, which from now on commits nothing that the standby does not have; gone at the end."""
+    standby = replace(primary, keepers=[])
+    with _made(standby, "pg_basebackup", "-R", "-c", "fast", "-h", primary.directory):
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.execute("SELECT pg_reload_conf()")
+        yield standby
+
+
+@contextmanager
+def _made(server: PostgresServer, program: str, *options: str | Path) -> Generator[None]:
+    """Run the server in a new directory, with the data that a program makes there."""
     # Short, because a unix socket's path has room for 107 bytes.
-    directory = Path(tempfile.mkdtemp(prefix="sbpg", dir="/tmp"))
+    server.directory = Path(tempfile.mkdtemp(prefix="sbpg", dir="/tmp"))
     try:
-        identity = unprivileged()
-        if identity:
-            os.chown(directory, identity["user"], identity["group"])
-        server = PostgresServer(directory, binaries, durable, connections, identity)
+        if server.identity:
+            os.chown(server.directory, server.identity["user"], server.identity["group"])
         subprocess.run(
-            [
-                *(binaries / "initdb", "-D", directory / "data", "-U", "postgres", "-A", "trust"),
-                *("-E", "UTF8", "--locale=C", "--no-sync"),
-            ],
-            cwd=directory,
+            [server.binaries / program, "-D", server.directory / "data", "-U", "postgres", "--no-sync", *options],
+            cwd=server.directory,
             env=ENVIRONMENT,
             check=True,
             stdout=subprocess.DEVNULL,
-            **identity,
+            **server.identity,
         )
         try:
             server.start()
-            server.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
-            schema.migrate(server.url(TEMPLATE))
-            yield server
+            yield
         finally:
             server.stop()
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(server.directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -363,5 +385,5 @@ def postgres(postgres_url: str) -> Iterator[Database]:
 @pytest.fixture
 def pooled_url(postgres_url: str, postgres_server: PostgresServer) -> Iterator[str]:
     """As `postgres_url`, by way of a pgbouncer that pools transactions on five connections."""
-    with pooling(postgres_server) as directory:
-        yield postgres_url.replace(str(postgres_server.directory), str(directory))
+    with pooling(postgres_server) as pooler:
+        yield postgres_url.replace(str(postgres_server.directory), str(pooler.directory))

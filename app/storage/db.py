@@ -300,7 +300,14 @@ def _refuse() -> NoReturn:
 
 
 _WAL_ATTEMPTS: Final = 100
-_CONNECT_TIMEOUT_S: Final = 5
+CONNECTING: Final[dict[str, Any]] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""So that a server that lost power is noticed after 25 s; its connections would look alive for many minutes."""
 _PREPARED_AFTER: Final = 5
 """So many executions of a statement on a connection; psycopg's own default."""
 _IDLE_MS: Final = 15_000
@@ -403,7 +410,7 @@ def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings:
         pool_timeout=timeout_s,
         isolation_level="AUTOCOMMIT",  # `begin` begins transactions, not the driver
         hide_parameters=True,
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "prepare_threshold": None},
+        connect_args={**CONNECTING, "prepare_threshold": None},
     )
     event.listen(engine, "connect", _prepare_without_pooler)
     local = "; ".join((*settings, f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"))

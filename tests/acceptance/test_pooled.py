@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -10,8 +14,10 @@ from shellback.exec.core.model import SessionState
 from shellback.work.hosts import roster
 from tests.acceptance.test_two_workers import LEASE_S, Pair
 from tests.commands import assert_refused, shellback, told
+from tests.databases import TEMPLATE, NoPostgres, PostgresServer, following, pooling, serving_postgres, unavailable
 from tests.stage import Stage, stage
 
+LAPSED = "was not renewed in time"
 COMMAND = "echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.1; done; exit 7"
 
 
@@ -83,3 +89,98 @@ def test_a_worker_that_was_paused_while_another_took_its_name_changes_nothing_an
         pair.assert_started_once()
         assert second.process.poll() is None
         assert list(pair.standing().values()) == ["alive"]
+
+
+class Cluster:
+    """A primary and a standby that has all that is committed; `address` leads to the primary."""
+
+    def __init__(self, primary: PostgresServer, standby: PostgresServer, folder: Path) -> None:
+        self.primary, self._standby = primary, standby
+        self.name = primary.create(TEMPLATE)
+        folder.chmod(0o755)
+        self.address = folder / "primary"
+        self.address.symlink_to(primary.directory)
+
+    def url(self, directory: Path) -> str:
+        return self.primary.url(self.name).replace(str(self.primary.directory), str(directory))
+
+    def fail_over(self) -> None:
+        self._standby.execute("SELECT pg_promote()")
+        next_one = self.address.with_suffix(".next")
+        next_one.symlink_to(self._standby.directory)
+        next_one.rename(self.address)
+
+
+@contextmanager
+def cluster() -> Generator[Cluster]:
+    try:
+        with (
+            serving_postgres(durable=True) as primary,
+            following(primary) as standby,
+            TemporaryDirectory(prefix="sbpg", dir="/tmp") as folder,  # its path is part of a socket's
+        ):
+            yield Cluster(primary, standby, Path(folder))
+    except NoPostgres as error:
+        unavailable(str(error))
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
+def test_a_worker_goes_on_after_a_failover_that_takes_longer_than_its_lease(
+    pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
+    with cluster() as postgres, ExitStack() as stack:
+        loop = stack.enter_context(stage(postgres.url(postgres.address), FOREGROUND_TIMEOUT="120"))
+        if pooled:
+            pooler = stack.enter_context(pooling(postgres.primary, postgres.address))
+            loop.environ["DATABASE_URL"] = postgres.url(pooler.directory)
+        pair = Pair(loop)
+        a = pair.hire("a", LEASE_S)
+        background = loop.started(f"$ {COMMAND} &", "exit 7", rest=True)
+        loop.send(f"$ {COMMAND.replace('nonce', 'waited').replace('7', '8')}", "c2")
+        loop.approve("c2")
+        loop.session("exit 8")
+        postgres.primary.kill()
+        loop.until("its lease has lapsed", lambda: LAPSED in said(loop))
+        pair.let_it_end()
+        loop.until("the ends wait for the database", lambda: said(loop).count("is not recorded yet") >= 2)
+        postgres.fail_over()
+        loop.until("the end wakes its agent", lambda: len(loop.answers()) == 2)
+        assert loop.callbacks() == [f"EXEC_CALLBACK:{background.id}"]
+        assert "exit code 8" in loop.until("c2 is answered", lambda: loop.answers(conversation="c2"))[0]
+        loop.until("all is at rest", loop.at_rest)
+        assert loop.ended("APPROVAL:c2:1")["executions"] == 1
+        for file in ("nonce", "waited"):
+            assert (loop.workspace / f"{file}.txt").read_text() == f"{file}\n"
+        loop.until("it has its name again", lambda: pair.standing() == {"a": "alive"})
+        assert a.process.poll() is None
+        assert said(loop).count(LAPSED) == 1
+
+
+def test_a_worker_that_was_cut_off_while_another_took_its_turn_over_changes_nothing_and_serves_on(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
+    with pooling(postgres_server) as pooler, stage(postgres_url, FOREGROUND_TIMEOUT="120") as loop:
+        pair = Pair(loop)
+        by_pooler = postgres_url.replace(str(postgres_server.directory), str(pooler.directory))
+        a = pair.hire("a", LEASE_S, DATABASE_URL=by_pooler)
+        loop.started(f"$ {COMMAND}", "exit 7")
+        b = pair.hire("b", LEASE_S)
+        pooler.process.send_signal(signal.SIGSTOP)
+        pair.taken_over_by("b")
+        assert LAPSED in said(loop)
+        pair.let_it_end()
+        loop.until("b answers", lambda: len(loop.answers()) == 1 and loop.at_rest())
+        asked = pair.asked()
+        pooler.process.send_signal(signal.SIGCONT)
+        loop.until("a is back", lambda: "is held again" in said(loop))
+        b.kill()
+        item = loop.send("are you well?", "c2")
+        loop.until("a answers", lambda: loop.answers(conversation="c2"))
+        assert pair.executor(item) == "a"
+        assert a.process.poll() is None
+        assert pair.asked() == [*asked, "a"]
+        assert loop.ended("APPROVAL:c1:1")["executions"] == 2
+        assert len(loop.answers()) == 1
+        pair.assert_started_once()

@@ -36,13 +36,13 @@ class Pair:
     def __init__(self, loop: Stage) -> None:
         self.loop = loop
 
-    def hire(self, name: str, *lease: str) -> WorkerChild:
-        worker = self.apply(name, *lease)
+    def hire(self, name: str, *lease: str, **environ: str) -> WorkerChild:
+        worker = self.apply(name, *lease, **environ)
         worker.wait_ready()
         return worker
 
-    def apply(self, name: str, *lease: str) -> WorkerChild:
-        environ = {**self.loop.environ, "WORKER_NAME": name}
+    def apply(self, name: str, *lease: str, **environ: str) -> WorkerChild:
+        environ = {**self.loop.environ, "WORKER_NAME": name, **environ}
         worker = ForkedWorker(self.loop.where, environ, program=COUNTING, arguments=lease)
         self.loop.workers.append(worker)
         return worker

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from shellback.exec.wire import layout
 from shellback.exec.wire.bells import knock, prefix
 from shellback.exec.wire.descriptors import short
-from shellback.storage.db import Database
+from shellback.storage.db import CONNECTING, Database
 from shellback.storage.url import normalised, shown
 from shellback.work.queue.queues import CHANNEL
 
@@ -106,9 +106,7 @@ class Doorbell:
 
         url = normalised(self._direct_url) if self._direct_url else self._database.url
         # Not as text: libpq would refuse a password with a space, and quote it in the error.
-        # Without keepalives a connection whose server lost power would look alive for hours.
-        options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1])
-        options |= {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "connect_timeout": 5}
+        options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1]) | CONNECTING
         told = False
         while True:
             try:

@@ -203,14 +203,18 @@ async def watch_for_stops(database: Database, engine: Engine, host_id: str) -> N
 
     The database is only asked while a call waits for a process.
     """
+    told = False
     while True:
         await asyncio.sleep(LOOK_S)
         try:
             if engine.awaited:
                 for session_id in await database.read(_stopped, host_id):
                     engine.give_up(session_id)
+                told = False
         except Exception as error:  # noqa: BLE001 - the next look may find the database again
-            log.warning("could not look for turns to stop: %s", error)
+            if not told:  # twice a second, it would fill a disk in a long outage
+                log.warning("could not look for turns to stop: %s", error)
+            told = True
 
 
 def _stopped(conn: sa.Connection, host_id: str) -> list[SessionId]:

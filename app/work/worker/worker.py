@@ -95,9 +95,10 @@ class Worker:
     """Run beside the turns while the services run; they end by cancellation."""
     counted: Counted | None = None
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    """Set when the executor id is no longer held; the caller must stop this worker."""
+    """Set when another process holds the executor id; the caller must stop this worker."""
     _held_until: float = field(init=False, default=math.inf)
-    """When this worker stops by itself (seconds since the boot), unless its lease is renewed before."""
+    """When the lease counts as lapsed (seconds since the boot), unless it is renewed before."""
+    _lapsed: bool = field(init=False, default=False)
     _clock: Clock = field(init=False, default_factory=Clock)
     _loops: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
@@ -142,8 +143,8 @@ class Worker:
             await service.start()
         self._running = [asyncio.create_task(run()) for run in self.loops]
         self._loops = [
-            asyncio.create_task(every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
-            asyncio.create_task(every(LOOK_S, "takeover", self.takeover.once, first_s=0.5)),
+            asyncio.create_task(every(config.sweep_s, "sweep", partial(self._if_held, self.sweep.once), first_s=0.5)),
+            asyncio.create_task(every(LOOK_S, "takeover", partial(self._if_held, self.takeover.once), first_s=0.5)),
             asyncio.create_task(every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
             asyncio.create_task(every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
             asyncio.create_task(every(COUNT_S, "count", self._count, first_s=COUNT_S)),
@@ -200,23 +201,50 @@ class Worker:
             return
         begun = _uptime()
         try:
-            # One that was paused for longer than its lease may try once: nobody may have taken its name.
-            async with asyncio.timeout(max(self._held_until - begun, HEARTBEAT_S) if self._leased else None):
+            async with asyncio.timeout(self._patience_s(begun)):
                 if not await self.database.write(_heartbeat, self.config):
                     # Our row was pruned because the machine slept or its clock leapt, or it is another's.
                     await self.database.write(_register, self.config)
         except ExecutorTaken as taken:
-            self._fall(f"process {taken.pid} on {taken.host} holds it")
+            self._fall(taken)
             return
         except Exception as error:
             if _uptime() < self._held_until:
                 raise
-            self._fall(f"its lease was not renewed in time ({type(error).__name__}: {error})")
+            self._lapse(error)
             return
+        if self._lapsed:
+            log.warning("executor id %s is held again: turns that were taken over end here", self.config.executor_id)
+        self._lapsed = False
         self._renewed(begun)
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
             await self.database.write(note_leap, self.config.host_id, leap)
+
+    def _patience_s(self, now: float) -> float | None:
+        """How long a renewal may take. Once the lease has lapsed it waits, so that only one connection does."""
+        if self._lapsed or not self._leased:
+            return None
+        # One that was paused for longer than its lease may try once: nobody may have taken its name.
+        return max(self._held_until - now, HEARTBEAT_S)
+
+    def _lapse(self, error: Exception) -> None:
+        if not self._lapsed:
+            log.error(
+                "the lease of executor id %s was not renewed in time: until it is, others may take over its turns (%s)",
+                *(self.config.executor_id, str(error) or type(error).__name__),
+            )
+        self._lapsed = True
+
+    def _fall(self, taken: ExecutorTaken) -> None:
+        why = f"process {taken.pid} on {taken.host} holds it"
+        log.error("executor id %s is no longer held: this worker stops: %s", self.config.executor_id, why)
+        self.fallen.set()
+
+    async def _if_held(self, act: Callable[[], Awaitable[object]]) -> None:
+        """Act, unless the lease has lapsed: a worker that is cut off judges nobody."""
+        if not self._lapsed:
+            await act()
 
     @property
     def _leased(self) -> bool:
@@ -227,10 +255,6 @@ class Worker:
         if self._leased:
             # Before the lease ends in the database, which began it later.
             self._held_until = at + roster.LEASE_S - HEARTBEAT_S
-
-    def _fall(self, why: str) -> None:
-        log.error("executor id %s is no longer held: this worker stops: %s", self.config.executor_id, why)
-        self.fallen.set()
 
     async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
         # Not the loop's default executor: DBOS has shut it down when we unregister.

@@ -385,6 +385,14 @@ def test_transactions_bring_their_settings_and_leave_nothing_in_a_session_that_a
         one.close()
 
 
+def test_connections_end_when_their_server_is_gone_without_a_word(postgres: Database) -> None:
+    def look(conn: sa.Connection) -> dict[str, str]:
+        return conn.connection.dbapi_connection.info.get_parameters()  # type: ignore[union-attr]
+
+    used = postgres.read_now(look)
+    assert {name: used.get(name) for name in db.CONNECTING} == {name: str(it) for name, it in db.CONNECTING.items()}
+
+
 def test_what_postgres_itself_is_asked_often_is_prepared(postgres: Database) -> None:
     prepared = sa.text("SELECT count(*) FROM pg_prepared_statements")
     for _ in range(20):

@@ -17,6 +17,7 @@ from shellback.work.hosts import roster
 from shellback.work.turn import claims
 from shellback.work.turn.claims import NameLost, Wakes
 from shellback.work.worker import worker as working
+from shellback.work.worker.services import HEARTBEAT_S
 from shellback.work.worker.worker import Worker, WorkerConfig
 from tests.items import HOST, Talk
 
@@ -173,19 +174,59 @@ class Away:
         raise DatabaseUnreachable("no connection")
 
 
-async def test_a_worker_that_is_cut_off_stops_before_its_lease_ends(
+async def test_a_worker_whose_lease_lapses_says_so_once_and_judges_nobody_until_it_is_renewed(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating, judged = Beating(Away(silent=False), monkeypatch), 0
+
+    async def judge() -> None:
+        nonlocal judged
+        judged += 1
+
+    with pytest.raises(DatabaseUnreachable):
+        await beating.beats(5.0)
+    for _ in range(3):
+        assert await beating.beats(5.0)
+        await beating.worker._if_held(judge)
+    assert judged == 0
+    assert caplog.text.count("was not renewed in time") == 1
+    assert "(no connection)" in caplog.text
+    beating.worker.database = db
+    let_the_lease_end(db)
+    assert await beating.beats(3600.0)
+    await beating.worker._if_held(judge)
+    assert judged == 1
+    assert "executor id w is held again" in caplog.text
+
+
+async def test_a_lease_lapses_by_the_clock_of_its_worker_before_it_ends_in_the_database(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     beating = Beating(Away(silent=False), monkeypatch)
-    with pytest.raises(DatabaseUnreachable):
-        await beating.beats(5.0)
+    await beating.beats(roster.LEASE_S - HEARTBEAT_S)
+    assert "was not renewed in time" in caplog.text
+
+
+async def test_a_worker_whose_name_was_taken_in_an_outage_stops(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating = Beating(Away(silent=False), monkeypatch)
+    assert await beating.beats(3600.0)
+    let_the_lease_end(db)
+    db.write_now(working._register, SECOND)
+    beating.worker.database = db
     assert not await beating.beats(5.0)
-    assert beating.now - 100.0 < roster.LEASE_S
-    assert "its lease was not renewed in time (DatabaseUnreachable: no connection)" in caplog.text
+    assert "is held again" not in caplog.text
 
 
-async def test_a_renewal_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renewal_without_an_answer_is_given_up_once_and_then_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(working, "HEARTBEAT_S", 0.01)
     beating = Beating(Away(silent=True), monkeypatch)
     beating.worker._held_until = 100.0
-    assert not await beating.beats(0.0)
+    assert await beating.beats(0.0)
+    assert "others may take over its turns (TimeoutError)" in caplog.text
+    assert beating.worker._patience_s(beating.now) is None
