@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Bench, Figure, Options, Reading
-from benchmarks.rig import UNLIMITED, Ground, Rig, ground, rig, terminate
+from benchmarks.rig import Ground, Rig, ground, rig, terminate
 from shellback.exec.core import limits
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import ExitSink
@@ -44,7 +44,7 @@ def sleeps(options: Options) -> Mapping[str, Reading]:
     told = Told(SLEEPS)
 
     async def measure(where: Ground) -> Mapping[str, Reading]:
-        store = MemorySessionStore(sink=told, limit=UNLIMITED)
+        store = MemorySessionStore(sink=told)
         async with rig(where, store) as made:
             gate = asyncio.Semaphore(50)
 

@@ -198,7 +198,6 @@ def background(options: Options) -> Mapping[str, Reading]:
 
 
 def burst(options: Options) -> Mapping[str, Reading]:
-    from benchmarks.rig import UNLIMITED
     from shellback.storage import schema
     from shellback.storage.db import Database
     from shellback.storage.sessions import SqlSessionStore
@@ -242,7 +241,7 @@ def burst(options: Options) -> Mapping[str, Reading]:
         schema.migrate(url)
         database = Database(url)
         try:
-            async with rig(durable, SqlSessionStore(database, limit=UNLIMITED)) as made:
+            async with rig(durable, SqlSessionStore(database)) as made:
                 with_database, _, _ = await at_once(made)
         finally:
             database.close()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
-from benchmarks.rig import UNLIMITED, Ground, Rig, ground, rig
+from benchmarks.rig import Ground, Rig, ground, rig
 from benchmarks.terminals import ECHO
 from shellback.exec.core.model import Session
 
@@ -102,7 +102,7 @@ async def _console(options: Options) -> AsyncGenerator[tuple[Rig, Browser, Mappi
     from shellback.storage.sessions import SqlSessionStore
 
     with console(options) as on:
-        store = SqlSessionStore(on.place.database, limit=UNLIMITED)
+        store = SqlSessionStore(on.place.database)
         async with rig(on.where, store, host_id=on.place.host_id) as made:
             yield made, on.browser, on.environ
 

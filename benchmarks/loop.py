@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from benchmarks.calls import exit_through
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms, say
-from benchmarks.rig import UNLIMITED, Gate, Ground, ground, leave, rig
+from benchmarks.rig import Gate, Ground, ground, leave, rig
 
 T = TypeVar("T")
 BATCH: Final = 50
@@ -130,7 +130,7 @@ def enqueued(options: Options) -> Mapping[str, Reading]:
             return callback_payload(session, made.engine.output(session))
 
         sink = CallbackSink(enqueuer, place.host_id, payload_of)
-        store = SqlSessionStore(place.database, sink=sink, limit=UNLIMITED)
+        store = SqlSessionStore(place.database, sink=sink)
         async with rig(where, store, host_id=place.host_id) as made:
             names = itertools.count()
             count = itertools.count(1)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.core.limits import Limits
+from shellback.exec.core.limits import LOG_BYTES, Limits
 from shellback.exec.core.model import CallOrigin, Session
 from shellback.exec.core.ports import SessionStore, SupervisorPort
 from shellback.exec.core.runner import EXEC_UID
@@ -123,12 +123,12 @@ async def rig(
     """
     client = SupervisorClient(where.home, idle_s=600)
     engine = Engine(
-        MemorySessionStore(limit=UNLIMITED) if store is None else store,
+        MemorySessionStore() if store is None else store,
         port or client,
         backend or HostBackend(where.workspace),
         home=where.home,
         host_id=host_id,
-        limits=Limits() if log_bytes is None else Limits(log_bytes=log_bytes),
+        limits=Limits(sessions=UNLIMITED, log_bytes=LOG_BYTES if log_bytes is None else log_bytes),
     )
     await engine.start()
     made = Rig(where, engine, client)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.bulk import MB, Told, pss, runs
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, floor_ms, ms
-from benchmarks.rig import CONVERSATION, SOON_S, UNLIMITED, Rig, ground, rig, terminate
+from benchmarks.rig import CONVERSATION, SOON_S, Rig, ground, rig, terminate
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.probe import probe
 from shellback.exec.core import limits
@@ -102,7 +102,7 @@ async def cold(options: Options) -> Mapping[str, Reading]:
 async def many(options: Options) -> Mapping[str, Reading]:
     told = Told(SESSIONS)
     where = ground(options.directory)
-    store = MemorySessionStore(sink=told, limit=UNLIMITED)
+    store = MemorySessionStore(sink=told)
     async with rig(where, store, backend=BubblewrapBackend(where.workspace)) as made:
         await made.run(TRUE)
         ours = await made.processes()

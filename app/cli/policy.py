@@ -107,14 +107,15 @@ def _judge(profile: str, cwd: str | None) -> Judged:
     from shellback.exec.policy.rules.enforced import outside
     from shellback.exec.policy.rules.file import load
     from shellback.wiring.directories import places
+    from shellback.wiring.views import Views
 
     settings = load_settings()
-    rules, also = load(settings.policy), places(settings)
+    rules, also, views = load(settings.policy), places(settings), Views(settings)
     sandboxed = profile == "sandbox"
 
     @functools.lru_cache(maxsize=64)
     def place_of(directory: Path) -> Surroundings:
-        found = around(settings, directory, sandboxed=sandboxed, also=also)
+        found = around(views, directory, sandboxed=sandboxed, also=also)
         return replace(found, allowed=(*found.allowed, *rules.tiers.allowed_paths))
 
     def judge(command: str, directory: str | None) -> Judgement:

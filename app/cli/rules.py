@@ -189,6 +189,7 @@ def test(
     from shellback.exec.policy.rules.file import listed_in, load
     from shellback.storage import rules as store
     from shellback.wiring.directories import places
+    from shellback.wiring.views import Views
     from shellback.work.queue.mailbox import Workspace, workspace_of
 
     settings = load_settings()
@@ -203,7 +204,7 @@ def test(
     if command is None:
         raise Refused("name a COMMAND, or a host and port with --connect")
     also = places(settings)
-    place = around(settings, Path(cwd or ".").absolute(), sandboxed=KINDS[backend].isolates, also=also)
+    place = around(Views(settings), Path(cwd or ".").absolute(), sandboxed=KINDS[backend].isolates, also=also)
     judgement = judged(command, place)
     denied = judgement.verdict == "deny"
     asked = known(command, backend, place.cwd, conversation=conversation or "", agent=agent)

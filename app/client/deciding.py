@@ -80,10 +80,13 @@ class Deciding:
 
         display = request.display
         bound = self.where.database.read_now(mailbox.workspace_of, request.conversation_id)
-        settings = Views(self.where.settings).at(bound.path if bound else "")
         kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
-            settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates, also=places(settings)
+            Views(self.where.settings),
+            Path(str(display.get("cwd"))),
+            sandboxed=kind is None or kind.isolates,
+            also=places(self.where.settings),
+            bound=bound.path if bound else "",
         )
         facts = Facts(
             command=str(display.get("command")),

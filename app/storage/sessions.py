@@ -49,7 +49,7 @@ Refused = Callable[[sa.Connection, CommandDenied], None]
 class SqlSessionStore(SessionStore):
     """A `SessionStore` on a `Database`.
 
-    `sink` is told about ends, in the transaction that records them. `limit` bounds the live sessions of a conversation.
+    `sink` is told about ends, in the transaction that records them.
     """
 
     database: Database
@@ -57,11 +57,10 @@ class SqlSessionStore(SessionStore):
     within: Within | None = None
     within_call: WithinCall | None = None
     refused: Refused | None = None
-    limit: int = SESSIONS_PER_CONVERSATION
 
-    async def claim(self, session: Session) -> Session:
+    async def claim(self, session: Session, *, limit: int = SESSIONS_PER_CONVERSATION) -> Session:
         async with self._telling():
-            return await self.database.write(claim, session, within=self.within, limit=self.limit)
+            return await self.database.write(claim, session, within=self.within, limit=limit)
 
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
         await self.database.write(started, session_id, pid=pid, started_at=started_at)

@@ -125,7 +125,6 @@ def equipped(
         within=claim,
         within_call=begun,
         refused=refused,
-        limit=settings.sessions_per_conversation,
     )
     likes = _likes(settings, views, backend)
     backends = [backend, *(one for one in likes.values() if isinstance(one, ChosenBackend) and one is not backend)]
@@ -199,5 +198,6 @@ def limits_of(settings: Settings) -> Limits:
         command_chars=settings.command_chars,
         foreground_timeout_s=settings.foreground_timeout,
         log_bytes=settings.log_bytes,
+        sessions=settings.sessions_per_conversation,
         unattended_timeout_s=settings.unattended_timeout,
     )

@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 def mask_for(settings: Settings) -> Mask:
-    """What hides secrets as SECRETS says."""
+    """What hides secrets as SECRETS says, those of all workspaces alike."""
     # The state directory has no secret of a person, and databases are no text.
-    ours = settings.shellback_home.resolve()
-    listed = [path for path in settings.hidden if not path.is_relative_to(ours)]
+    ours, of_all = settings.shellback_home.resolve(), settings.hidden
+
+    def listed() -> Iterator[Path]:
+        found = dict.fromkeys([*of_all, *_listed_by_workspaces(settings)])
+        return (path for path in found if not path.is_relative_to(ours))
 
     def workspaces() -> Iterator[Path]:
         yield settings.workspace_root
@@ -39,6 +42,18 @@ def mask_for(settings: Settings) -> Mask:
         yield from files()
 
     return Mask(settings.secrets, values)
+
+
+def _listed_by_workspaces(settings: Settings) -> Iterator[Path]:
+    """The secrets that workspaces list for themselves."""
+    from shellback.exec.policy.rules.file import workspaces
+    from shellback.wiring.views import settings_of
+
+    with contextlib.suppress(PolicyUnusable):  # whoever needs the file is told
+        for name, one in workspaces(settings.policy).items():
+            if "secret_paths" in one.own:
+                with contextlib.suppress(PolicyUnusable):
+                    yield from settings_of(settings, name, one).hidden
 
 
 def _credentials(settings: Settings) -> Iterator[tuple[str, str]]:

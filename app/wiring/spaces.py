@@ -17,6 +17,7 @@ from shellback.exec.policy.rules.file import credential_files, workspaces
 from shellback.exec.policy.rules.named import NamedWorkspace
 from shellback.exec.tools.stranded import Stranded
 from shellback.orders import note_workspace
+from shellback.wiring.views import settings_of
 from shellback.work.queue.mailbox import DEFAULT, Workspace, workspace_of
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def named(settings: Settings) -> dict[str, Path]:
     """The named workspaces, their paths without symlinks; a mistake in one refuses all.
 
     Raises:
-        PolicyUnusable: The operator's file cannot be trusted, or its table is wrong.
+        PolicyUnusable: The operator's file cannot be trusted, or its table is wrong, or a setting in it.
         WorkspaceUnusable: Two have the same path, one is inside another, or one would give agents what is not theirs.
     """
     found: dict[str, Path] = {}
     for name, written in workspaces(settings.policy).items():
         real = Path(os.path.realpath(written.path))
-        why = objection(settings, real, found)
+        why = objection(settings_of(settings, name, written), real, found)
         if why is not None:
             raise WorkspaceUnusable(f"workspace {name} ({written.path}): {why}; correct it in {settings.policy}")
         found[name] = real
@@ -53,7 +54,7 @@ def named(settings: Settings) -> dict[str, Path]:
 def objection(settings: Settings, real: Path, others: dict[str, Path], *, root: bool = False) -> str | None:
     """Why a path without symlinks cannot be a workspace beside WORKSPACE_ROOT and `others`; None if it can.
 
-    With `root` it is to be WORKSPACE_ROOT itself.
+    `settings` are those that it is to have. With `root` it is to be WORKSPACE_ROOT itself.
     """
     if (why := view.unusable(real, settings.hidden)) is not None:
         return why
@@ -90,13 +91,16 @@ def bound(settings: Settings, name: str) -> Workspace:
     if not found[name].is_dir():
         raise WorkspaceUnusable(f"workspace {name} is missing: {found[name]} is no directory; create it")
     written = workspaces(settings.policy)[name]
-    if (why := source_objection(settings, written)) is not None:
+    if (why := source_objection(settings_of(settings, name, written), written)) is not None:
         raise WorkspaceUnusable(f"workspace {name}: {why}; correct it in {settings.policy}")
     return Workspace(name, str(found[name]), written.per_conversation)
 
 
 def source_objection(settings: Settings, written: NamedWorkspace) -> str | None:
-    """Why directories of conversations cannot be made from a workspace's source; None if they can, or need none."""
+    """Why directories of conversations cannot be made from a workspace's source; None if they can, or need none.
+
+    `settings` are those that the workspace has.
+    """
     if written.source is None:
         return None
     real = Path(os.path.realpath(written.source))

@@ -26,7 +26,7 @@ class Views:
     def __init__(self, settings: Settings) -> None:
         self._first = settings
         self._there = {
-            os.path.realpath(written.path): (written, _own(settings, name, written))
+            os.path.realpath(written.path): (written, settings_of(settings, name, written))
             for name, written in workspaces(settings.policy).items()
         }
         held = self._there.get(os.path.realpath(settings.workspace_root))
@@ -75,8 +75,12 @@ class Views:
         return found
 
 
-def _own(settings: Settings, name: str, written: NamedWorkspace) -> Settings:
-    """The settings in a named workspace; they are `settings` if it has none of its own."""
+def settings_of(settings: Settings, name: str, written: NamedWorkspace) -> Settings:
+    """The settings in a named workspace; they are `settings` if it has none of its own.
+
+    Raises:
+        PolicyUnusable: One of its own is not allowed.
+    """
     if not written.own:
         return settings
     wrong = f"{settings.policy}: workspace {name}: "

@@ -388,6 +388,9 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     from shellback.work.turn.turn import Budget, TurnRunner
     from shellback.work.worker.worker import Worker, WorkerConfig
 
+    def budget(seen: Settings) -> Budget:
+        return Budget(requests=seen.turn_max_requests, tokens=seen.turn_max_tokens, seconds=seen.turn_max_seconds)
+
     settings, database, executor_id = where.settings, where.database, where.executor_id
     process_wide(host=where.host_id, executor=executor_id)
     lock = ExecutorLock(executor_id, where.home)
@@ -434,11 +437,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             gate=lambda: settings.enable_execute,
             executor_id=executor_id,
             token=lock.token,
-            budget=Budget(
-                requests=settings.turn_max_requests,
-                tokens=settings.turn_max_tokens,
-                seconds=settings.turn_max_seconds,
-            ),
+            budget=budget(settings),
+            budgets={seen.workspace: budget(seen) for _, seen in equipment.views.own()},
             wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
             approval_ttl_s=settings.approval_ttl,
             pending_limit=settings.pending_approvals,

@@ -25,6 +25,7 @@ from pydantic_ai.tools import ToolDefinition
 
 import shellback
 from shellback.cli.events import KINDS
+from shellback.exec.policy.rules.named import OWN
 from shellback.exec.tools.registry import tool_named
 from shellback.settings import Settings
 from shellback.work.approvals.audit import Entry
@@ -33,6 +34,7 @@ from shellback.work.queue.stream import Event
 
 ROOT: Final = Path(__file__).parents[2]
 LANGUAGES: Final = {".py": "python", ".yml": "yaml", ".example": "ini"}
+_OF_WORKSPACES: Final = "A [workspace](../sandbox.md#settings-of-its-own) may have its own."
 _OUTSIDE: Final = re.compile(r"\]\(\.\./([\w./-]+)\)")
 
 
@@ -170,9 +172,9 @@ def _settings() -> Iterator[str]:
             field = Settings.model_fields.get(found[1].lower())
             if text or field:
                 yield f"\n### {found[1]}\n\n{' '.join(text)}\n"
-            yield f"Default: {f'`{found[2]}`' if found[2] else 'empty'}. " + (
-                f"Takes {field.description}.\n" if field else "\n"
-            )
+            takes = f"Takes {field.description}. " if field else ""
+            own = _OF_WORKSPACES if found[1].lower() in OWN else ""
+            yield f"Default: {f'`{found[2]}`' if found[2] else 'empty'}. {takes}{own}\n"
             text = []
         elif line.startswith("# "):
             text.append(line.removeprefix("# "))

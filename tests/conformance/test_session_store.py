@@ -26,8 +26,8 @@ def sink() -> RecordingSink:
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, sink: RecordingSink) -> SessionStore:
     if request.param == "memory":
-        return MemorySessionStore(sink=sink, limit=3)
-    return SqlSessionStore(request.getfixturevalue(request.param), sink=sink, limit=3)
+        return MemorySessionStore(sink=sink)
+    return SqlSessionStore(request.getfixturevalue(request.param), sink=sink)
 
 
 async def test_a_claimed_session_reads_back_equal(store: SessionStore) -> None:
@@ -45,13 +45,13 @@ async def test_a_second_claim_returns_the_first_session_untouched(store: Session
 
 async def test_live_sessions_of_a_conversation_are_bounded_and_the_message_names_the_limit(store: SessionStore) -> None:
     for number in range(3):
-        await store.claim(a_session(number))
+        await store.claim(a_session(number), limit=3)
     with pytest.raises(LimitReached, match="3 is the limit"):
-        await store.claim(a_session(3))
-    assert (await store.claim(a_session(0))).id == "s0"
-    await store.claim(a_session(4, conversation_id="c2"))
+        await store.claim(a_session(3), limit=3)
+    assert (await store.claim(a_session(0), limit=3)).id == "s0"
+    await store.claim(a_session(4, conversation_id="c2"), limit=1)
     await store.finish(SessionId("s1"), EXITED)
-    await store.claim(a_session(3))
+    await store.claim(a_session(3), limit=3)
 
 
 async def test_started_moves_only_a_claimed_session(store: SessionStore) -> None:

@@ -60,6 +60,8 @@ class Limits:
     background_timeout_max_s: float = BACKGROUND_TIMEOUT_MAX_S
     unattended_timeout_s: float = UNATTENDED_TIMEOUT_S
     log_bytes: int = LOG_BYTES
+    sessions: int = SESSIONS_PER_CONVERSATION
+    """Live sessions that one conversation may have."""
 
     def __post_init__(self) -> None:
         for name, bound in (

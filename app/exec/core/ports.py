@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shellback.exec.core.answers import Grown, Look
+from shellback.exec.core.limits import SESSIONS_PER_CONVERSATION
 from shellback.exec.core.model import Act, CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
 from shellback.exec.core.watch import Hit, Watch
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
@@ -32,11 +33,11 @@ class ExitSink(Protocol):
 class SessionStore(Protocol):
     """Durable sessions, and the recorded outcomes of calls that change them."""
 
-    async def claim(self, session: Session) -> Session:
+    async def claim(self, session: Session, *, limit: int = SESSIONS_PER_CONVERSATION) -> Session:
         """Commit a session in state `claimed`, or return the one that already has its id.
 
         Raises:
-            LimitReached: The conversation has too many live sessions.
+            LimitReached: The conversation has `limit` live sessions.
             StaleTurn: Another turn or epoch holds the conversation (SQL store only).
         """
         ...

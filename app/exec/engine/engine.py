@@ -282,7 +282,7 @@ class Engine:
         await self._values_known()
         wanted = self._session(grant, origin, delivery)
         reach("claim.before")
-        session = _of_call(await self.store.claim(wanted), grant.spec)
+        session = _of_call(await self.store.claim(wanted, limit=self.limits.sessions), grant.spec)
         reach("claim.committed")
         self.registry.add(session)
         if session.state is SessionState.CLAIMED and session.digest != grant.digest:

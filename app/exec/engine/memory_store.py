@@ -40,25 +40,22 @@ class MemorySessionStore(SessionStore):
 
     Args:
         sink: Told about ends; its transaction is None.
-        limit: Live sessions that one conversation may have.
     """
 
-    def __init__(self, *, sink: ExitSink | None = None, limit: int = SESSIONS_PER_CONVERSATION) -> None:
+    def __init__(self, *, sink: ExitSink | None = None) -> None:
         self._sink = sink
-        self._limit = limit
         self._sessions: dict[SessionId, Session] = {}
         self._calls: dict[CallKey, _Call] = {}
         self._live: Counter[str] = Counter()
 
-    async def claim(self, session: Session) -> Session:
+    async def claim(self, session: Session, *, limit: int = SESSIONS_PER_CONVERSATION) -> Session:
         existing = self._sessions.get(session.id)
         if existing is not None:
             return existing
         live = self._live[session.conversation_id]
-        if live >= self._limit:
+        if live >= limit:
             raise LimitReached(
-                f"this conversation has {live} live sessions and {self._limit} is the limit; "
-                "end one with process_kill first"
+                f"this conversation has {live} live sessions and {limit} is the limit; end one with process_kill first"
             )
         self._sessions[session.id] = session
         self._live[session.conversation_id] += 1

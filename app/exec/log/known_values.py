@@ -183,8 +183,8 @@ class SecretFiles:
     shown. Any thread may call it, one at a time.
     """
 
-    def __init__(self, listed: Iterable[Path], directories: Callable[[], Iterable[Path]] = tuple) -> None:
-        self._listed = tuple(listed)
+    def __init__(self, listed: Callable[[], Iterable[Path]], directories: Callable[[], Iterable[Path]] = tuple) -> None:
+        self._listed = listed
         self._directories = directories
         self._read: dict[str, _Read] = {}
 
@@ -207,7 +207,7 @@ class SecretFiles:
                 yield from found[1]
 
     def _paths(self) -> Iterator[str]:
-        for path in self._listed:
+        for path in self._listed():
             if os.path.isdir(path):
                 yield from _files(str(path), lambda _: True)
             else:

@@ -116,6 +116,8 @@ class TurnRunner:
     host_id: str = ""
     others: Mapping[str, Agent[TurnDeps, Any]] = field(default_factory=dict[str, Agent[TurnDeps, Any]])
     """The agents of workspaces that have another than `agent`, by the names of the workspaces."""
+    budgets: Mapping[str, Budget] = field(default_factory=dict[str, Budget])
+    """Those of workspaces that may have another than `budget`, by the names of the workspaces."""
     running: Counter[str] = field(default_factory=Counter[str])
     """Executions per item; an item that was taken over and came back may have two."""
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -190,7 +192,7 @@ class TurnRunner:
             gate=begun.gate,
             look=begun.look,
             began_at=begun.at,
-            seconds=self.budget.seconds,
+            seconds=self._budget(begun).seconds,
             letters=list(begun.letters),
         )
         if begun.gate:
@@ -218,17 +220,20 @@ class TurnRunner:
     ) -> AgentRunResult[Any]:
         changes = [notice(text, "changed") for text in changes_in(begun.decided)]
         told = [*changes, *contents_of(begun.letters)]
-        spent = conversation.usage
+        spent, budget = conversation.usage, self._budget(begun)
         return await self.others.get(begun.workspace.name, self.agent).run(
             (told[0] if len(told) == 1 and isinstance(told[0], str) else told) or None,
             conversation=conversation,
             deferred_tool_results=results,
             deps=deps,
             usage_limits=UsageLimits(
-                request_limit=spent.requests + self.budget.requests,
-                total_tokens_limit=spent.total_tokens + self.budget.tokens,
+                request_limit=spent.requests + budget.requests,
+                total_tokens_limit=spent.total_tokens + budget.tokens,
             ),
         )
+
+    def _budget(self, begun: Begun) -> Budget:
+        return self.budgets.get(begun.workspace.name, self.budget)
 
     async def _ask_again(self, item: WorkItem, epoch: int, changed: Sequence[Request]) -> Closed:
         """Propose the changed calls; the conversation waits until they are decided."""

@@ -153,9 +153,9 @@ async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_
     end = SessionEnd(state=SessionState.LOST, evidence=Evidence.HOST_UNREACHABLE, ended_at=1.0)
 
     class Frozen(MemorySessionStore):
-        async def claim(self, session: Session) -> Session:
+        async def claim(self, session: Session, **more: Any) -> Session:
             nonlocal shift
-            made = await super().claim(session)
+            made = await super().claim(session, **more)
             await self.finish(made.id, end)
             shift = later_s
             return made

@@ -21,7 +21,6 @@ from shellback.exec.core.errors import (
 )
 from shellback.exec.core.model import CommandSpec, Delivery, EndedBy, Session, SessionState
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.supervised import Seen
 from shellback.exec.log.mask import Mask
@@ -226,7 +225,7 @@ async def test_a_repeat_while_it_runs_waits_for_the_same_process(engine: Engine)
 
 
 async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
-    async with unstarted_engine(*places(tmp_path), MemorySessionStore(limit=1)) as engine:
+    async with unstarted_engine(*places(tmp_path), limits=limits.Limits(sessions=1)) as engine:
         session = await launch(engine, "sleep 100")
         made = spec(engine, "touch ran")
         with pytest.raises(LimitReached):

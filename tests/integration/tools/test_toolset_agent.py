@@ -26,8 +26,8 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
 from shellback.exec.core.identity import call_key, origins_in
+from shellback.exec.core.limits import Limits
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.capability import ExecCapability
@@ -365,7 +365,7 @@ async def test_arguments_of_the_wrong_kind_are_for_the_model_to_correct(engine: 
 
 
 async def test_too_many_live_sessions_name_the_limit(tmp_path: Path) -> None:
-    async with unstarted_engine(*places(tmp_path), MemorySessionStore(limit=1)) as engine:
+    async with unstarted_engine(*places(tmp_path), limits=Limits(sessions=1)) as engine:
         session = await launch(engine, "sleep 100")
         (answer,) = await converse(engine, ("execute", {"command": "true"}))
         assert "1 is the limit" in str(answer.content)

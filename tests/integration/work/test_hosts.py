@@ -445,8 +445,8 @@ class Asleep(MemorySessionStore):
         super().__init__()
         self.now = time.time()
 
-    async def claim(self, session: Session) -> Session:
-        claimed = await super().claim(session)
+    async def claim(self, session: Session, **more: Any) -> Session:
+        claimed = await super().claim(session, **more)
         lost = SessionEnd(state=SessionState.LOST, evidence=Evidence.HOST_UNREACHABLE, ended_at=self.now)
         await self.finish(session.id, lost)
         self.now += LEASE_S + 100

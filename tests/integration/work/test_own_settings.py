@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from shellback.client.deciding import Deciding
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.core.base import Found
 from shellback.exec.core.errors import PolicyUnusable, WorkspaceUnusable
+from shellback.exec.policy.rules.named import LISTED as LISTS
 from shellback.exec.policy.rules.named import OWN
 from shellback.mcp_server.answer import Asked
 from shellback.settings import Settings
@@ -37,6 +39,8 @@ from tests.stage import Stage, stage
 
 pytestmark = pytest.mark.anyio
 
+ROOT = Path(__file__).resolve().parents[3]
+
 BOXED = 'backend = "bubblewrap"\n'
 LISTED = 'network = "list"\nhosts = ["example.org"]\n'
 
@@ -52,6 +56,13 @@ def on() -> Generator[Stage]:
 @pytest.fixture
 def canned() -> Generator[Stage]:
     with contained("podman") as made_one:
+        yield made_one
+
+
+@pytest.fixture
+def either(database_url: str) -> Generator[Stage]:
+    """The same on each database."""
+    with stage(database_url) as made_one:
         yield made_one
 
 
@@ -136,6 +147,62 @@ def test_containers_of_two_engines_are_said_by_doctor_before_a_call_is_refused(
         if state == "fail":
             assert "BACKEND=docker cannot be had beside containers of podman" in checks["workspace site"].text
             assert "give all workspaces the same one of both" in checks["workspace site"].text
+
+
+async def test_a_conversation_has_as_many_live_sessions_as_its_workspace_says(either: Stage) -> None:
+    own(either, "one", "sessions_per_conversation = 1\n")
+    own(either, "none", "log_bytes = 70000\n")
+    for name in ("one", "none"):
+        begun(either, name, name)
+    waits: dict[str, Any] = {"command": "sleep 600", "background": True}
+    async with connected(either, SESSIONS_PER_CONVERSATION="2") as calls:
+        for talk, most in (("one", 1), ("none", 2), ("plain", 2)):
+            done = [await called(either, calls, talk, "execute", key=f"{key}", **waits) for key in range(most + 1)]
+            assert [one.failed for one in done] == [False] * most + [True], talk
+            assert f"{most} live sessions and {most} is the limit" in done[-1].texts[0]
+
+
+def test_a_turn_may_use_what_its_workspace_says(either: Stage) -> None:
+    bounds = {"short": "turn_max_requests = 2", "cheap": "turn_max_tokens = 1000", "quick": "turn_max_seconds = 1"}
+    for name, line in bounds.items():
+        own(either, name, f"{line}\n")
+    either.hire(OFFLINE_SECONDS="1.1")
+    say = "\n".join(["!process_list {}"] * 2 + [f"hello {'all ' * 1000}"])
+    items = {
+        name: either.send(say, f"in.{name}", workspace=bound(either.settings, name)) for name in (*bounds, "default")
+    }
+    ends = {name: either.ended(item) for name, item in items.items()}
+    assert {name: (end["error"] or "").partition(":")[0] for name, end in ends.items()} == {
+        "short": "UsageLimitExceeded",
+        "cheap": "UsageLimitExceeded",
+        "quick": "OutOfTime",
+        "default": "",
+    }
+
+
+async def test_a_workspace_hides_and_masks_the_secrets_that_it_lists(on: Stage) -> None:
+    """In its sandboxes they are not there; what they hold is masked in each."""
+    data = on.root / "data"
+    data.mkdir()
+    (data / "key").write_text("TOKEN=a-value-that-is-1secret2\n")
+    (data / "plain").write_text("nothing\n")
+    shown = f'sandbox_readable = "{data}"\n'
+    places = {
+        "site": own(on, "site", BOXED, shown, f'secret_paths = "{data}/key"\n'),
+        "open": own(on, "open", BOXED, shown),
+    }
+    for name in places:
+        begun(on, name, name)
+    line = f"cat {data}/plain; wc -l {data}/key; tr a-z A-Z < {data}/key; touch made"
+    async with connected(on) as calls:
+        said = {name: (await called(on, calls, name, "execute", key="e", command=line)).texts[0] for name in places}
+        echo = await called(on, calls, "open", "execute", key="m", command=f"cat {data}/key; touch made")
+    assert "TOKEN=[secret TOKEN]" in echo.texts[0]
+    assert "A-VALUE" in said["open"]
+    assert "A-VALUE" not in said["site"]
+    for name, place in places.items():
+        verdict = facts(told(on, "policy", "check", "--cwd", str(place), f"cat {data}/key"))["verdict"]
+        assert verdict == ("needs_approval" if name == "site" else "read_only")
 
 
 async def test_two_keys_are_those_of_the_workspace(on: Stage) -> None:
@@ -399,14 +466,25 @@ def test_a_wrong_setting_of_a_workspace_is_refused_with_its_name(on: Stage) -> N
         (("sandbox_processes = 1\n",), "workspace site: SANDBOX_PROCESSES='1' is not allowed"),
         (("foreground_timeout = true\n",), "workspace site: FOREGROUND_TIMEOUT"),
         (('hosts = ["example.org"]\n',), "workspace site: hosts has no effect with NETWORK=off"),
+        (("sessions_per_conversation = 65\n",), "workspace site: SESSIONS_PER_CONVERSATION='65' is not allowed"),
+        (("turn_max_tokens = 1\n",), "workspace site: TURN_MAX_TOKENS='1' is not allowed"),
+        (('secret_paths = "key"\n',), "workspace site: SECRET_PATHS='key' is not allowed"),
+        ((f'secret_paths = "{on.root}/site"\n',), f"{on.root}/site is hidden from sandboxes"),
+        (
+            (f'secret_paths = "{on.root}"\n', f'sandbox_readable = "{on.root}/data"\n'),
+            "workspace site: SANDBOX_READABLE=",
+        ),
     ):
         own(on, "site", *lines)
         assert_refused(shellback(on, "worker"), cause)
         on.home.joinpath("shellback.toml").write_text("")
 
 
-def test_what_a_workspace_may_have_for_itself_are_settings() -> None:
+def test_what_a_workspace_may_have_for_itself_are_settings_and_is_documented() -> None:
     assert set(OWN) <= set(Settings.model_fields)
+    section = (ROOT / "docs/sandbox.md").read_text().partition("### Settings of its own")[2].partition("\n###")[0]
+    keys = (row.split(" | ")[0] for row in section.splitlines() if row.startswith("| `"))
+    assert {key for row in keys for key in re.findall(r"`(\w+)`", row)} == {*OWN, *LISTS}
 
 
 def test_the_settings_of_a_workspace_are_those_of_the_process_but_for_its_own(on: Stage) -> None:

@@ -88,7 +88,7 @@ def test_files_that_commands_write_leave_room_for_listed_ones_and_for_other_work
         (theirs / f"d{number}/.env").write_text("".join(f"A{one}_KEY={word()}\n" for one in range(5)))
     ours.mkdir()
     (ours / ".env").write_text(f"B_KEY={(second := word())}\n")
-    found = [value for _, value in SecretFiles([listed], lambda: [theirs, ours])()]
+    found = [value for _, value in SecretFiles(lambda: [listed], lambda: [theirs, ours])()]
     assert {first, second} <= set(found[:1000])
 
 
@@ -144,7 +144,7 @@ def test_files_are_found_below_a_directory_by_their_names_and_read_again_when_th
     (listed / "anything").write_text(f"token: {first}\n")
     (workspace / "app" / ".env").write_text(f"KEY={second}\n")
     (workspace / "app" / "main.py").write_text(f"KEY = {third}\n")
-    files = SecretFiles([listed, tmp_path / "missing"], lambda: [workspace])
+    files = SecretFiles(lambda: [listed, tmp_path / "missing"], lambda: [workspace])
     assert {value for _, value in files()} == {first, second}
     (workspace / "app" / ".env").write_text(f"KEY={third}x\n")
     assert {value for _, value in files()} == {first, f"{third}x"}
@@ -157,4 +157,4 @@ def test_what_is_no_small_text_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "link.key").symlink_to(tmp_path / "target")
     (tmp_path / "target").write_text(f"KEY={value}\n")
     os.mkfifo(tmp_path / "pipe.key")
-    assert list(SecretFiles([], lambda: [tmp_path])()) == []
+    assert list(SecretFiles(tuple, lambda: [tmp_path])()) == []

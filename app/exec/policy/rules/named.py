@@ -13,9 +13,10 @@ KEEPS: Final = ("work", "always", "never")
 """Whether it stays when its conversation is pruned: if it has work that is nowhere else, always, or never."""
 OWN: Final = (
     "agent", "model", "backend", "network", "ask_seconds", "network_connections", "network_bytes", "host_write_fence",
-    "sandbox_readable", "sandbox_tmp_bytes", "sandbox_processes", "sandbox_memory_bytes", "podman_image",
-    "docker_image", "auto_approve", "trust_classifier", "unattended_timeout", "foreground_timeout", "command_chars",
-    "log_bytes",
+    "secret_paths", "sandbox_readable", "sandbox_tmp_bytes", "sandbox_processes", "sandbox_memory_bytes",
+    "podman_image", "docker_image", "auto_approve", "trust_classifier", "unattended_timeout", "foreground_timeout",
+    "command_chars", "sessions_per_conversation", "log_bytes", "turn_max_requests", "turn_max_tokens",
+    "turn_max_seconds",
 )  # fmt: skip
 """The settings that a named workspace may have values of its own for."""
 LISTED: Final = ("hosts", "private")
