@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -34,6 +35,43 @@ from tests.stage import Stage, stage, working
 
 CALLS = 6
 LINES = "\n".join(f'!process_log {{"session_id": "none{number}"}}' for number in range(CALLS))
+
+SLOW = """
+import asyncio
+from pathlib import Path
+
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessEventStream
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.models.function import DeltaToolCall, FunctionModel
+
+
+async def answer(messages, info):
+    if len(messages) > 1:
+        yield "There are two."
+        return
+    yield "I count. "
+    if "fail" in str(messages):
+        raise ModelHTTPError(400, "slow", {"message": "no"})
+    await asyncio.to_thread(Path("go_on").read_text)
+    yield "Wait."
+    yield {0: DeltaToolCall("count", "{}", tool_call_id="c1")}
+
+
+async def watch(ctx, events):
+    async for _ in events:
+        pass
+
+
+agent = Agent(FunctionModel(stream_function=answer), name="slow")
+watched = Agent(FunctionModel(stream_function=answer), name="slow", capabilities=[ProcessEventStream(watch)])
+
+
+@agent.tool_plain
+@watched.tool_plain
+def count() -> str:
+    return "two"
+"""
 
 
 @pytest.fixture
@@ -76,6 +114,44 @@ def test_a_stream_goes_on_over_the_kill_of_its_worker_without_loss_or_repeat(loo
         # A program that goes on after any of them is told exactly the rest.
         for number, event in enumerate(told):
             assert [*client.stream("c1", after=event.id, follow=False)] == told[number + 1 :]
+
+
+@pytest.fixture(params=["agent", "watched"])
+def slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with stage(None, AGENT=f"slow:{request.param}") as made:
+        (made.root / "slow.py").write_text(SLOW)
+        os.mkfifo(made.root / "go_on")
+        monkeypatch.chdir(made.root)
+        del made.environ["MODEL"]  # the agent has one
+        made.hire()
+        yield made
+
+
+def test_what_a_model_had_said_when_it_failed_is_told_and_is_once_in_the_history(slow: Stage) -> None:
+    with Client(slow.settings) as client:
+        sent = client.send("c1", "fail")
+        assert slow.ended(sent.item)["outcome"] == "failed"
+        assert ("text", "I count. ") in kinds([*client.stream("c1", after=sent.event, follow=False)])
+    assert slow.history().count("I count. ") == slow.history().count('"state":"interrupted"') == 1
+
+
+def test_a_response_is_told_while_the_model_still_gives_it_and_its_calls_after_it(slow: Stage) -> None:
+    with Client(slow.settings) as client:
+        sent = client.send("c1", "how many?")
+        told: list[Event] = []
+        for event in client.stream("c1", after=sent.event):
+            told.append(event)
+            if kinds(told) == [("text", "I count. ")]:
+                (slow.root / "go_on").write_text("")
+            if event.kind in {"answer", "failed"}:
+                break
+        assert [(kind, what if kind == "text" else what.get("tool")) for kind, what in kinds(told)] == [
+            ("text", "I count. Wait."),
+            ("tool_call", "count"),
+            ("tool_result", "count"),
+            ("text", "There are two."),
+            ("answer", None),
+        ]
 
 
 def test_a_program_that_is_killed_goes_on_after_its_last_event(loop: Stage) -> None:

@@ -124,7 +124,7 @@ def test_an_agent_of_ones_own_has_its_tools_and_ours_and_what_fails_in_it_is_tol
     answer = json.loads(place.answer(item))["text"]
     for words in ("stamped it", "in c1", "ours", "exit code 4"):
         assert words in answer
-    assert "notary__model.request_stream" in place.steps(item)
+    assert "notary__model.request" in place.steps(item)
 
     item = place.send('!burn {"text": "it"}', "c2")
     request = place.pending("c2")

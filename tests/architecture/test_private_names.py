@@ -59,6 +59,10 @@ THREADS: Final = (
     "hearing.py: a call past its time ends although its thread runs on. Look what FunctionToolset does around a call"
     " that has a timeout, and do that"
 )
+HALVES: Final = (
+    "interrupted_in, which adds what a model had said when its response failed to the history. Find where the step of a"
+    " request keeps it; without it the history lacks what people have read"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Private:
 NAMES: Final = (
     Private("pydantic_ai._run_context", "get_current_run_context", RUNNING),
     Private("pydantic_ai._utils", "abandon_threads_on_cancel", THREADS),
+    Private("pydantic_ai.durable_exec._utils", "streamed_before_failing", HALVES),
     Private("pydantic_ai.capabilities.combined", "bind_capabilities_tier", CAPABILITIES),
     Private("dbos._core", "ActiveWorkflowById", SLOTS),
     Private("dbos._core", "ActiveWorkflowEntry", SLOTS),
@@ -135,6 +140,12 @@ def test_the_workspace_of_a_durable_run_is_attached_by_a_companion_that_can_be_l
 @pytest.mark.parametrize("name", ["_prepare_event_dispatch", "_dispatch_event_stream_event", "_single_event_stream"])
 def test_events_of_a_durable_run_are_told_by_a_method_that_can_be_replaced(name: str) -> None:
     used_for = "durability, which tells an event without the two transactions of a step"
+    assert hasattr(DBOSDurability, name), gone(f"DBOSDurability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)
+
+
+@pytest.mark.parametrize("name", ["_model_request_operation", "_model_request_stream_operation"])
+def test_the_step_of_a_request_is_a_method_that_can_be_replaced(name: str) -> None:
+    used_for = "durability, which streams a response inside its step only, and not once more by the run"
     assert hasattr(DBOSDurability, name), gone(f"DBOSDurability.{name}", "pydantic-ai-slim", PYDANTIC_AI, used_for)
 
 

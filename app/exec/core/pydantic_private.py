@@ -6,6 +6,7 @@ tests/architecture/test_private_names.py says what each is used for, and what to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic_ai import Agent
@@ -19,15 +20,24 @@ from pydantic_ai.tools import RunContext
 if TYPE_CHECKING:
     from pydantic_ai.agent import EventStreamHandler
     from pydantic_ai.durable_exec.dbos import DBOSDurability
+    from pydantic_ai.messages import ModelResponse
 
-__all__ = ("abandon_threads_on_cancel", "durability", "get_current_run_context", "replace_capabilities", "take_outputs")
+__all__ = (
+    "abandon_threads_on_cancel",
+    "durability",
+    "get_current_run_context",
+    "interrupted_in",
+    "replace_capabilities",
+    "take_outputs",
+)
 
 
 def durability(tell: EventStreamHandler[Any], **options: Any) -> DBOSDurability[Any]:
     """DBOS durability that attaches the workspace of a run at its first use, and tells events without steps.
 
     By default each run begins with a step for its workspace, and each event of a tool call is told in a step: a replay
-    does not tell it again. `tell` may be called again. It also says that its hook before a request edits no tool.
+    does not tell it again. `tell` may be called again. A response is streamed inside its step only, not once more by
+    the run. It also says that its hook before a request edits no tool.
     """
     from pydantic_ai.durable_exec.dbos import DBOSDurability  # imports DBOS
 
@@ -37,6 +47,14 @@ def durability(tell: EventStreamHandler[Any], **options: Any) -> DBOSDurability[
             # Its hook edits no definition of a tool. If no other capability has such a hook, the definitions are not
             # copied for each request, schemas included.
             return False
+
+        @property
+        def has_wrap_run_event_stream(self) -> bool:
+            # Only requests ask for this: calls of tools pass the hook anyway.
+            return False
+
+        async def _model_request_operation(self, params: Any) -> ModelResponse:
+            return await self._model_request_stream_operation(params)
 
         def _companion_capabilities(self) -> list[AbstractCapability[Any]]:
             return []
@@ -48,6 +66,14 @@ def durability(tell: EventStreamHandler[Any], **options: Any) -> DBOSDurability[
             await tell(ctx, self._single_event_stream(event))
 
     return Durability(event_stream_handler=tell, **options)
+
+
+def interrupted_in(error: Exception) -> list[ModelResponse]:
+    """What the model had said when `error` ended its response; empty if it had said nothing."""
+    from pydantic_ai.durable_exec._utils import streamed_before_failing
+
+    response = streamed_before_failing(error)
+    return [] if response is None else [replace(response, state="interrupted")]
 
 
 def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:

@@ -32,6 +32,7 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.usage import UsageLimits
 
 from shellback.exec.core.identity import call_key, origins_in
+from shellback.exec.core.pydantic_private import interrupted_in
 from shellback.exec.wire.crashpoints import reach
 from shellback.log import about
 from shellback.storage.db import Database
@@ -59,7 +60,7 @@ from shellback.work.turn.hearing import Fenced, Stopped, contents_of, fenced, no
 from shellback.work.turn.telling import Telling
 from shellback.work.turn.watching import TurnWatch
 
-STEP_SHAPE: Final = 10
+STEP_SHAPE: Final = 11
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +284,9 @@ class TurnRunner:
             log.warning("turn answered with an error: %s", text)
         said = None if stopped else f"{type(error).__name__}: {error}"[:4_000]
         before = len(conversation.messages)
-        new = messages[before:] if len(messages) > before else []
+        new = messages[before:]
+        if not new or isinstance(new[-1], ModelRequest):  # a run that somebody else streams has added it itself
+            new += interrupted_in(error)
         outcome = "stopped" if stopped else "failed"
         store.closing = await self._closing(deps, new, outcome=outcome, answer=text, error=said)
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
