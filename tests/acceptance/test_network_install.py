@@ -18,7 +18,8 @@ from tests.towns.names import LISTED
 from tests.towns.registries import INSTALLS, TRUSTING
 from tests.towns.town import Town, stocked
 
-PROGRAMS = {"git": "git", "pip": "pip3", "npm": "npm"}
+PROGRAMS = {"git": "git", "ssh": "git ssh sshd", "pip": "pip3", "npm": "npm"}
+PORTS = {"ssh": 22}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def world(place: Town, url: str) -> Generator[Stage]:
     """A stage whose worker, and all that it starts, is in the town. No host is listed."""
     with contained("bubblewrap", url, NETWORK="ask", ASK_SECONDS="600", **OURS) as found:
         shutil.copy(place.certificate, found.workspace / "certificate")
+        shutil.copytree(place.keys, found.workspace / "ssh")
         found.hire(executed=True, before=place.inside())
         yield found
 
@@ -45,13 +47,14 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("url", ["sqlite_url", "postgres_url"], indirect=True)
 @pytest.mark.parametrize("name", INSTALLS)
 def test_an_install_waits_for_a_person_and_the_same_process_ends_well(name: str, world: Stage) -> None:
-    program_needed(PROGRAMS[name])
+    for program in PROGRAMS[name].split():
+        program_needed(program)
     text, works = INSTALLS[name]
     trusted = " ".join(f"{variable}=$PWD/certificate" for variable in TRUSTING)
     world.send(f"$ export HOME=$PWD {trusted}; {text.format(host=LISTED)} &")
     world.approve()
     request = world.until("the connection asks", lambda: next((r for r in world.requests() if not r.of_call), None))
-    assert request.display["connect"] == f"{name}.{LISTED}:443"
+    assert request.display["connect"] == f"{name}.{LISTED}:{PORTS.get(name, 443)}"
     (waits,) = world.sessions(live=True)
     # For all connections of the install: a client may open several.
     assert told(world, "approvals", "approve", request.id, "--for", "session").returncode == 0

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -16,6 +17,12 @@ from tests.towns.names import LISTED
 
 INSTALLS: Final = {
     "git": ("d=$(mktemp -d); git clone -q https://git.{host}/ours.git $d && git -C $d log --format=%s", "from git"),
+    "ssh": (
+        "d=$(mktemp -d); install -m 600 $(dirname $SSL_CERT_FILE)/ssh/* $d; "
+        'GIT_SSH_COMMAND="$GIT_SSH_COMMAND -i $d/key -o UserKnownHostsFile=$d/hosts" '
+        "git clone -q ssh://root@ssh.{host}/ours.git $d/ours && git -C $d/ours log --format=%s",
+        "from git",
+    ),
     "pip": (
         "pip3 install --retries 1 --timeout 100 --index-url https://pip.{host}/simple --target t ours && "
         "PYTHONPATH=t python3 -m ours",
@@ -32,10 +39,22 @@ TRUSTING: Final = (
     "npm_config_cafile",
 )  # fmt: skip
 """Variables by which programs are told to trust the certificate of a town."""
+_SSHD: Final = """HostKey {place}/host
+AuthorizedKeysFile {place}/ssh/key.pub
+StrictModes no
+PermitRootLogin prohibit-password
+ForceCommand git upload-pack {bare}
+PidFile none
+LogLevel ERROR
+"""
 
 
-def fill(www: Path) -> None:
-    """An index of pip, a registry of npm, a repository of git and one of apt, each with something called ours."""
+def fill(place: Path) -> None:
+    """An index of pip, a registry of npm, a repository of git and one of apt, each with something called ours.
+
+    The repository is also served by ssh, to who has the key in `ssh`.
+    """
+    www = place / "www"
     for name in ("pip", "npm", "git", "apt"):
         (www / f"{name}.{LISTED}").mkdir()
     index = www / f"pip.{LISTED}/simple/ours"
@@ -67,3 +86,16 @@ def fill(www: Path) -> None:
     ):
         subprocess.run(["git", *words], check=True)
     (www / f"apt.{LISTED}/Packages").write_text("Package: ours\nVersion: 1.0\nArchitecture: all\nDescription: ours\n\n")
+    (place / "ssh").mkdir()
+    if shutil.which("sshd") is not None:
+        _open_to_keys(place, bare)
+
+
+def _open_to_keys(place: Path, bare: Path) -> None:
+    keys = place / "ssh"
+    for one in (place / "host", keys / "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", one], check=True)
+    (keys / "hosts").write_text(f"*.{LISTED} {(place / 'host.pub').read_text()}")
+    for one in keys.iterdir():
+        one.chmod(0o644)
+    (place / "sshd").write_text(_SSHD.format(place=place, bare=bare))

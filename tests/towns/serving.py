@@ -1,6 +1,7 @@
 """`python -m tests.towns.serving PLACE UID SIGN`: the servers of a town, in the namespaces that it is begun in.
 
-PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. Who asks
+PLACE has `key`, `certificate`, what is served at names below `www/NAME/`, and in `code` what UID may read. With a file
+`sshd`, the configuration of a server of ssh, that one serves port 22. Who asks
 for a FIFO is answered once somebody has written there. It says the process of the open proxy and "ready", then to each
 line what has come: texts that begin with SIGN, each with whether it came to a host that is listed.
 """
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -58,6 +60,7 @@ class Serving:
 
     def __init__(self, place: Path, watch: Watch) -> None:
         self._www = place / "www"
+        self._sshd = place / "sshd"
         self._watch = watch
         self._names: dict[int, str] = {}
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,6 +92,10 @@ class Serving:
                     self._talk(inner, lambda data: self._watch.look(data, listed=front and is_listed(name)), name)
             elif front and port in {80, 8080}:
                 self._talk(client, self._read)
+            elif front and port == 22 and self._sshd.exists():
+                client.setblocking(True)
+                words = [shutil.which("sshd") or "sshd", "-i", "-e", "-f", self._sshd]
+                subprocess.run(words, stdin=client.fileno(), stdout=client.fileno(), check=False)
             else:
                 if port == 22:
                     client.sendall(b"SSH-2.0-town\r\n")
@@ -207,6 +214,7 @@ def main(place: Path, uid: int, sign: str) -> None:
         (place / name).write_text(text)
         (place / name).chmod(0o644)
         subprocess.run(["mount", "--bind", place / name, os.path.realpath(f"/etc/{name}")], check=True)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     watch = Watch(sign)
     serving = Serving(place, watch)
     for port in PORTS:

@@ -65,6 +65,11 @@ class Town:
         """What its servers are to be trusted by."""
         return self.place / "certificate"
 
+    @property
+    def keys(self) -> Path:
+        """A directory with the key that its server of ssh lets in, and that server's own."""
+        return self.place / "ssh"
+
     def entering(self, patch: pytest.MonkeyPatch) -> None:
         """Have supervisors that are started from now on enter the town first."""
         adjust(patch, "loop", _ENTER.format(pid=self.process.pid))
@@ -111,7 +116,7 @@ def stocked() -> Generator[Town]:
     """A town that has something for installers; where none can be made, the test is skipped."""
     unless(refusal())
     with town(UID or 65534) as made:
-        fill(made.place / "www")
+        fill(made.place)
         yield made
 
 
