@@ -55,7 +55,7 @@ def _unknown() -> None:
 
     with opened() as where:
         found = unknown.listed(where)
-    show([asdict(one) for one in found], unknown.lines(found), "ps --unknown")
+    show([asdict(one) for one in found], unknown.lines(found))
 
 
 def _watch(conversation: str | None, *, everything: bool) -> None:

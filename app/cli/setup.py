@@ -185,7 +185,7 @@ def migrate(check: bool, source: Path | None) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script for a shell: it completes commands, options, conversations and sessions.
+    """Print the completion script for a shell: it completes commands, options, names, ids, and the fields of `-o`.
 
     \b
       bash: shellback completion bash > ~/.local/share/bash-completion/completions/shellback
@@ -201,7 +201,8 @@ def completion(shell: str) -> None:
         raise Refused(f"the installed version of click has no completion for {shell}: install a newer one")
     # Click checks the version of bash on PATH; the script does not depend on it.
     maker = kind(click.get_current_context().find_root().command, {}, "shellback", "_SHELLBACK_COMPLETE")
-    click.echo(maker.source_template % maker.source_vars())
+    # The function of fish cuts a completion at its first comma, and lists of fields have some.
+    click.echo((maker.source_template % maker.source_vars()).replace("string split ", "string split --max 1 "))
 
 
 class Age(click.ParamType[float]):

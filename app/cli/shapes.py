@@ -5,8 +5,12 @@ A test compares them with what the commands print. `from_` stands for `from`, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Final, NamedTuple, TypeVar, dataclass_transform, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, dataclass_transform, get_args, get_origin
+
+import click
 
 from shellback.checks.check import Check
 from shellback.client.facts import Approval, Session
@@ -567,11 +571,24 @@ SHAPES: Final = {
 """By the words of the command."""
 
 
-def columns_of(command: str, rows: str) -> list[str]:
-    """The fields of what a command lists: of its JSON, or of the field `rows` of it."""
-    of = SHAPES[command].of
-    listed: Any = next(one.type for one in fields_of(of) if one.name == rows) if rows else of
-    return [one.name for one in fields_of(get_args(listed)[0])]
+def columns_of(ctx: click.Context, rows: str, within: Sequence[str] = ()) -> list[str]:
+    """The fields of what a command lists: of its JSON, or of the field `rows` of it; or those of a field `within`."""
+    # The first word is the program. What a flag makes another list has a shape of its own.
+    command = ctx.command_path.partition(" ")[2]
+    flags = (f"{command} {one.opts[0]}" for one in ctx.command.params if ctx.params.get(one.name or "") is True)
+    of = SHAPES[next((one for one in flags if one in SHAPES), command)].of
+    listed = of if get_origin(of) is list else next(one.type for one in fields_of(of) if one.name == rows)
+    row = get_args(listed)[0]
+    for name in within:
+        row = next((one.type for one in _within(row) if one.name == name), None)
+    return [one.name for one in _within(row)]
+
+
+def _within(of: Any) -> Iterator[Field]:
+    """The fields of an object, or of one that may be there."""
+    for one in get_args(of) if get_origin(of) in {Union, UnionType} else [of]:
+        if is_dataclass(one):
+            yield from fields_of(one)
 
 
 class Field(NamedTuple):

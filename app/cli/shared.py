@@ -103,12 +103,24 @@ def lists(rows: str = "") -> Callable[[click.decorators.FC], click.decorators.FC
         ctx.meta["rows"] = rows
         ctx.meta["fields"] = tuple(name for part in (value or "").split(",") if (name := part.strip()))
 
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+        from shellback.cli.shapes import columns_of
+
+        *before, last = incomplete.split(",")
+        *within, begun = last.split(".")
+        return [
+            ",".join([*before, name])
+            for field in columns_of(ctx, rows, within)
+            if field.startswith(begun) and (name := ".".join([*within, field])) not in before
+        ]
+
     fields = click.option(
         "-o",
         "--fields",
         metavar="FIELDS",
         expose_value=False,
         callback=note,
+        shell_complete=complete,
         help="Show these fields of the JSON instead: id,state; end.exit_code is one within another.",
     )
     return lambda command: wide_option(fields(json_option(command)))
@@ -305,23 +317,21 @@ def print_json(value: object) -> None:
     click.echo(json_text(value))
 
 
-def show(facts: object, lines: Iterable[str], shape: str = "") -> None:
+def show(facts: object, lines: Iterable[str]) -> None:
     """Print `facts` if JSON is wanted, else `lines`, which are only then evaluated; with `-o` only some fields.
-
-    `shape` names that of the facts if it is not the one of the command.
 
     Raises:
         Refused: `-o` names a field that there is not.
     """
     if names := chosen_fields():
-        rows = _rows_of(facts, names, shape)
+        rows = _rows_of(facts, names)
         facts = [{name: _field(row, name) for name in names} for row in rows]
         lines = table_lines(facts, {name.upper(): partial(_shown_field, name) for name in names})
     for line in [json_text(facts)] if wants_json() else lines:
         click.echo(line)
 
 
-def _rows_of(facts: Any, names: Sequence[str], shape: str) -> list[dict[str, Any]]:
+def _rows_of(facts: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     ctx = click.get_current_context()
     of = "" if isinstance(facts, list) else ctx.meta["rows"]
     rows = cast("list[dict[str, Any]]", facts[of] if of else facts)
@@ -329,8 +339,7 @@ def _rows_of(facts: Any, names: Sequence[str], shape: str) -> list[dict[str, Any
     if not known.keys() >= (wanted := {name.partition(".")[0] for name in names}):
         from shellback.cli.shapes import columns_of
 
-        # The first word is the program.
-        known |= dict.fromkeys(columns_of(shape or ctx.command_path.partition(" ")[2], of))
+        known |= dict.fromkeys(columns_of(ctx, of))
         if strange := sorted(wanted - known.keys()):
             raise Refused(f"-o: there is no field {shown_line(strange[0])!r}; there are {', '.join(known)}")
     return rows

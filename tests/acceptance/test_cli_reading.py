@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self, cast
 
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from shellback.work.queue.items import Priority
-from tests.commands import Terminal, assert_refused, begun, facts, shellback, told
+from tests.commands import Terminal, assert_refused, begun, every_command, facts, shellback, told
+from tests.databases import unless
 from tests.stage import Stage, stage, staged, working
 
 WAIT = "while [ ! -e {}-talks ]; do sleep 0.02; done"
@@ -180,35 +186,73 @@ def test_logs_since_leaves_out_what_was_printed_before(place: Stage) -> None:
         assert follower.process.communicate(timeout=60)[0] == ""
 
 
-def test_names_and_ids_are_completed_and_nothing_is_said_where_there_is_no_database(place: Stage, empty: Stage) -> None:
-    def completed(words: str, **environ: str) -> list[str]:
-        asked: dict[str, Any] = {
-            "_SHELLBACK_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(words.count(" ")),
-        }
-        asked |= environ
-        done = shellback(place, **asked)
-        assert done.stderr == ""
-        return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+def completed(place: Stage, words: str, **environ: str) -> list[str]:
+    """What bash is told for the last of the words."""
+    asked: dict[str, Any] = {
+        "_SHELLBACK_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    asked |= environ
+    done = shellback(place, **asked)
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
-    assert completed("shellback conversations show sa") == ["said"]
+
+def test_names_and_ids_are_completed_and_nothing_is_said_where_there_is_no_database(place: Stage, empty: Stage) -> None:
+    assert completed(place, "shellback conversations show sa") == ["said"]
     session = place.sessions()[0].id
-    assert completed(f"shellback logs {session[:6]}") == [session]
+    assert completed(place, f"shellback logs {session[:6]}") == [session]
     request = place.requests()[0].id
-    assert completed("shellback approvals show ") == [request]
-    assert completed("shellback que") == ["queue"]
+    assert completed(place, "shellback approvals show ") == [request]
+    assert completed(place, "shellback que") == ["queue"]
     nowhere = empty.root / "nowhere"
-    assert completed("shellback conversations show sa", SHELLBACK_HOME=str(nowhere)) == []
-    assert completed("shellback conversations show sa", TURN_SLOTS="many") == []
+    assert completed(place, "shellback conversations show sa", SHELLBACK_HOME=str(nowhere)) == []
+    assert completed(place, "shellback conversations show sa", TURN_SLOTS="many") == []
     assert not nowhere.exists()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_is_printed(empty: Stage, shell: str) -> None:
-    done = told(empty, "completion", shell)
-    assert done.returncode == 0
-    assert "_SHELLBACK_COMPLETE" in done.stdout
+def test_the_fields_of_what_a_command_lists_are_completed(empty: Stage) -> None:
+    assert completed(empty, "shellback ps -o conv") == ["conversation_id"]
+    assert completed(empty, "shellback ps -o id,st") == ["id,stdin_open", "id,state", "id,started_at"]
+    assert completed(empty, "shellback ps -o state,id,sta") == ["state,id,started_at"]  # each once
+    assert completed(empty, "shellback ps -o id,end.exit") == ["id,end.exit_code"]
+    assert completed(empty, "shellback ps --all --fields end.sig") == ["end.signal"]
+    assert completed(empty, "shellback ps -o id.") == []
+    assert completed(empty, "shellback ps -o nothing.") == []
+    # A flag that lists something else; a list within an object; a group that lists by itself.
+    assert "uid" in completed(empty, "shellback ps --unknown -o ")
+    assert completed(empty, "shellback config -o setting,f") == ["setting,from"]
+    assert completed(empty, "shellback containers -o cont") == ["container_id"]
+    for words, command in every_command():
+        if any(one.name == "fields" for one in command.params):
+            assert completed(empty, f"shellback {words} -o "), words
+
+
+ASKED = "shellback ps -o id,end.ex"
+IN_A_SHELL = {
+    "bash": f". /dev/stdin; COMP_WORDS=({ASKED}) COMP_CWORD=3; _shellback_completion shellback; echo $COMPREPLY",
+    "zsh": "compdef() :; compadd() print -r -- $completions; . /dev/stdin; "
+    f"words=({ASKED}) CURRENT=4; _shellback_completion",
+    "fish": f"source; complete -C '{ASKED}'",
+}
+"""Reads the script, and has the shell complete with it."""
+
+
+@pytest.mark.parametrize("shell", IN_A_SHELL)
+def test_a_shell_completes_by_the_script_that_is_printed_for_it(empty: Stage, shell: str) -> None:
+    unless(None if shutil.which(shell) else f"{shell} is not installed")
+    script = told(empty, "completion", shell).stdout
+    done = subprocess.run(
+        [shell, "-c", IN_A_SHELL[shell]],
+        input=script,
+        text=True,
+        capture_output=True,
+        env=empty.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(empty.root)},
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("id,end.exit_code\n", "")
 
 
 def test_config_tells_values_and_where_they_come_from_and_hides_what_is_secret(empty: Stage) -> None:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 
-from shellback.cli.shapes import SHAPES, columns_of
+from shellback.cli.shapes import SHAPES, fields_of
 from shellback.storage import accounts, findings, workspaces
 from shellback.storage.tables import sessions
 from tests import shapes
@@ -172,7 +172,8 @@ def created_of(session: str) -> Any:
     "command", ["ps", "ps --unknown", "approvals list", "tokens list", "containers", "workspaces list"]
 )
 def test_a_field_that_there_is_not_is_refused_with_those_that_there_are(place: Stage, command: str) -> None:
-    known = columns_of(command, "sessions" if command == "ps" else "")
+    of = next(one.type for one in fields_of(SHAPES["ps"].of) if one.name == "sessions")
+    known = [one.name for one in fields_of(get_args(of if command == "ps" else SHAPES[command].of)[0])]
     if "--unknown" in command:
         assert told(place, *command.split(), "-o", f"{known[0]},since").stdout == f"{known[0].upper()}  SINCE\n"
     assert_refused(
