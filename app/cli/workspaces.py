@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,12 +28,14 @@ from shellback.cli.shared import (
     utf8,
 )
 from shellback.exec.core.display import visible_line
-from shellback.exec.policy.rules.named import KEEPS, ORIGINS, NamedWorkspace
+from shellback.exec.policy.rules.named import KEEPS, LISTED, ORIGINS, OWN, NamedWorkspace
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
 
 _TABLE: Final = re.compile(r"\s*\[\s*workspaces\s*\]")
+_BARE: Final = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?")
+"""What is written without quotes."""
 
 
 @click.group()
@@ -69,7 +72,7 @@ def list_() -> None:
     own: list[str] = []
     known: dict[str, Path] = {}
     for name, named in {DEFAULT: NamedWorkspace(path=settings.workspace_root), **written(settings.policy)}.items():
-        problem = _problem(settings, named, None if name == DEFAULT else known)
+        problem = _problem(settings, name, named, None if name == DEFAULT else known)
         if name != DEFAULT:
             known[name] = Path(os.path.realpath(named.path))
         fact: dict[str, Any] = {
@@ -109,6 +112,17 @@ SHOWN: Final = 5
 GONE: Final = "not configured any more: its conversations run no commands until it is added again"
 
 
+def _own_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """An option for each setting that a workspace may have for itself, and for each of its lists."""
+    for key in reversed(LISTED):
+        name, text = f"--{key.removesuffix('s')}", f"In place of {key} in [network] of the file; may be repeated."
+        command = click.option(name, key, multiple=True, metavar="TEXT", help=text)(command)
+    for key in reversed(OWN):
+        name, text = f"--{key.replace('_', '-')}", f"In place of {key.upper()}."
+        command = click.option(name, key, metavar="TEXT", help=text)(command)
+    return command
+
+
 @workspaces.command()
 @click.argument("name")
 @click.argument("path")
@@ -117,63 +131,59 @@ GONE: Final = "not configured any more: its conversations run no commands until 
 @click.option("--from", "origin", type=click.Choice(ORIGINS), help="Make these directories from this.")
 @click.option("--source", metavar="PATH", help="The directory or repository from which they are made.")
 @click.option("--keep", type=click.Choice(KEEPS), help="Keep them: if they have work (default), always, or never.")
+@_own_settings
 @json_option
-def add(name: str, path: str, make: bool, each: bool, origin: str | None, source: str | None, keep: str | None) -> None:
+def add(
+    name: str,
+    path: str,
+    make: bool,
+    each: bool,
+    origin: str | None,
+    source: str | None,
+    keep: str | None,
+    **own: str | tuple[str, ...] | None,
+) -> None:
     """Add the workspace NAME, the directory PATH. Commands of its conversations run there and write nothing else.
 
     PATH must not be in another workspace, nor contain one, nor the state directory. The rules of the operator's file
-    apply in all workspaces, unless a rule has a cwd.
+    apply in all workspaces, unless a rule has a cwd. A setting of its own is written as in .env; it holds in workers
+    and servers that start from then on.
 
     \b
       shellback workspaces add web ~/projects/web
       shellback workspaces add scratch /srv/scratch --make
       shellback workspaces add api /srv/work --make --per-conversation --from clone --source ~/projects/api
+      shellback workspaces add site ~/site --backend bubblewrap --network list --host pypi.org --sandbox-processes 256
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.exec.core.runner import Runner
-    from shellback.exec.policy.rules.file import NAME, WORKSPACES
+    from shellback.exec.policy.rules.file import NAME, WORKSPACES, listed_in
     from shellback.exec.policy.rules.file import workspaces as written
     from shellback.orders import note_workspace
     from shellback.storage.host import ensure_home
     from shellback.wiring.spaces import objection, source_objection
+    from shellback.wiring.views import settings_of
     from shellback.work.queue.mailbox import DEFAULT
 
     settings = load_settings()
+    given = _absolute(path, "PATH")
+    real = Path(os.path.realpath(given))
     if name == DEFAULT or not NAME.fullmatch(name):
         raise Refused(
             f"{visible_line(name)!r} is no name for a workspace: use 1 to 40 letters, digits, - and _, beginning with"
             f" no sign; {DEFAULT} is WORKSPACE_ROOT"
         )
-    if not each and (origin or source or keep):
-        raise Refused("--from, --source and --keep are for directories of conversations: add --per-conversation")
-    if (source is None) is not (origin in {None, ORIGINS[0]}):
-        raise Refused(
-            f"--source goes with --from {', '.join(ORIGINS[1:])}, and with nothing else: give both or neither"
-        )
-    given = _absolute(path, "PATH")
-    real = Path(os.path.realpath(given))
-    wanted = NamedWorkspace(
-        path=real,
-        per_conversation=each,
-        origin=origin or ORIGINS[0],
-        source=None if source is None else _absolute(source, "--source"),
-        keep=keep or KEEPS[0],
-    )
+    wanted = _wanted(real, each, origin, source, keep, own)
+    seen = settings_of(settings, name, wanted)
     ensure_home(settings.shellback_home)
     with _locked(settings), contextlib.ExitStack() as undoing:
         known = written(settings.policy)
-        there = known.get(name)
-        if there is not None and replace(there, path=Path(os.path.realpath(there.path)), own={}) == wanted:
+        if _is_there(name, known.get(name), wanted, _file(settings)):
             show({"name": name, "path": str(real), "added": False}, [visible_line(f"{name} is {real} already")])
             return
-        if there is not None:
-            raise Refused(
-                f"workspace {name} is {visible_line(str(there.path))}, and its conversations stay there: remove it"
-                " first, or take another name"
-            )
         if len(known) >= WORKSPACES:
             raise Refused(f"there are {WORKSPACES} workspaces, which is the most: remove one first")
         others = {one: Path(os.path.realpath(other.path)) for one, other in known.items()}
-        why = objection(settings, real, others) or source_objection(settings, wanted)
+        why = objection(seen, real, others) or source_objection(seen, wanted)
         if why is not None:
             raise Refused(visible_line(f"{given} cannot be a workspace: {why}"))
         if make:
@@ -181,11 +191,65 @@ def add(name: str, path: str, make: bool, each: bool, origin: str | None, source
         elif not real.is_dir():
             raise Refused(visible_line(f"{given} is no directory: create it, or give --make"))
         Runner(exec_uid=settings.exec_uid).check(real, given=given)
+        text = _with(_read(settings), name, wanted)
+        if not wanted.own.keys().isdisjoint(LISTED):
+            listed_in(_file(settings), workspace=name, text=text)
         # From now on no setting and no module in it is obeyed.
         note_workspace(settings.shellback_home, real)
-        _write(settings, {**known, name: wanted}, _with(_read(settings), name, wanted))
+        _write(settings, {**known, name: wanted}, text)
         undoing.pop_all()
-    show({"name": name, "path": str(real), "added": True}, [visible_line(f"added {name}: {real}")])
+    lines = [f"added {name}: {real}"]
+    if wanted.own:
+        lines.append(f"its own settings: {wanted.differs}; they hold in workers and servers that start from now on")
+    show({"name": name, "path": str(real), "added": True}, [visible_line(line) for line in lines])
+
+
+def _wanted(
+    real: Path, each: bool, origin: str | None, source: str | None, keep: str | None, own: Mapping[str, Any]
+) -> NamedWorkspace:
+    if not each and (origin or source or keep):
+        raise Refused("--from, --source and --keep are for directories of conversations: add --per-conversation")
+    if (source is None) is not (origin in {None, ORIGINS[0]}):
+        raise Refused(
+            f"--source goes with --from {', '.join(ORIGINS[1:])}, and with nothing else: give both or neither"
+        )
+    return NamedWorkspace(
+        path=real,
+        per_conversation=each,
+        origin=origin or ORIGINS[0],
+        source=None if source is None else _absolute(source, "--source"),
+        keep=keep or KEEPS[0],
+        own={key: _value(key, own[key]) for key in (*OWN, *LISTED) if own[key] not in {None, ()}},
+    )
+
+
+def _is_there(name: str, there: NamedWorkspace | None, wanted: NamedWorkspace, file: Path) -> bool:
+    """Whether the workspace is there already; Refused if it is there otherwise."""
+    if there is None:
+        return False
+    there = replace(_itself(there), path=Path(os.path.realpath(there.path)))
+    if replace(there, own={}) != replace(wanted, own={}):
+        raise Refused(
+            f"workspace {name} is {visible_line(str(there.path))}, and its conversations stay there: remove it"
+            " first, or take another name"
+        )
+    if wanted.own and wanted.own != there.own:
+        differs = visible_line(there.differs) or "none of its own"
+        raise Refused(f"workspace {name} is there with other settings ({differs}): change its table in {file}")
+    return True
+
+
+def _value(key: str, given: str | tuple[str, ...]) -> object:
+    """A setting as TOML has it: numbers and booleans are no text there."""
+    if isinstance(given, tuple):
+        return tuple(utf8(one, key) for one in given)
+    text = utf8(given, key)
+    return json.loads(text) if _BARE.fullmatch(text) else text
+
+
+def _itself(named: NamedWorkspace) -> NamedWorkspace:
+    """What its own table says, without the credentials that tables of theirs give it."""
+    return replace(named, own={key: value for key, value in named.own.items() if key in {*OWN, *LISTED}})
 
 
 def _absolute(given: str, what: str) -> Path:
@@ -289,16 +353,21 @@ def remove(name: str, force: bool) -> None:
     show({"name": name, "path": path, "removed": True}, [visible_line(f"removed {name}; its files stay in {path}")])
 
 
-def _problem(settings: Settings, named: NamedWorkspace, others: dict[str, Path] | None) -> str | None:
+def _problem(settings: Settings, name: str, named: NamedWorkspace, others: dict[str, Path] | None) -> str | None:
     """Why commands cannot work in a workspace; None if they can. `others` None: it is WORKSPACE_ROOT."""
     from shellback.exec.core.errors import ExecError
     from shellback.exec.core.runner import Runner
     from shellback.wiring.spaces import objection, source_objection
+    from shellback.wiring.views import settings_of
 
     path = named.path
     real = Path(os.path.realpath(path))
     if others is not None:
-        if (why := objection(settings, real, others) or source_objection(settings, named)) is not None:
+        try:
+            seen = settings_of(settings, name, named)
+        except ExecError as error:
+            return str(error)
+        if (why := objection(seen, real, others) or source_objection(seen, named)) is not None:
             return why
         if not real.is_dir():
             return f"{path} is missing or no directory: create it, or remove the workspace"
@@ -332,20 +401,25 @@ def _read(settings: Settings) -> str:
 
 
 def _with(text: str, name: str, named: NamedWorkspace) -> str:
-    value = _quoted(named.path)
+    rows: dict[str, Any] = {"path": str(named.path)}
     if named.per_conversation:
-        source = f"source = {_quoted(named.source)}, " if named.source else ""
-        value = f'{{ path = {value}, per_conversation = true, from = "{named.origin}", {source}keep = "{named.keep}" }}'
-    line = f"{name} = {value}"
+        rows |= {"per_conversation": True, "from": named.origin, "source": str(named.source or ""), "keep": named.keep}
+        rows = {key: value for key, value in rows.items() if value}
+    rows |= named.own
     lines = text.splitlines()
+    if len(rows) > 1:
+        table = [f"[workspaces.{name}]", *(f"{key} = {_toml(value)}" for key, value in rows.items())]
+        return "\n".join([*lines, *([""] if lines else []), *table]) + "\n"
+    line = f"{name} = {_toml(rows['path'])}"
     for at, one in enumerate(lines):
         if _TABLE.match(one):
             return "\n".join([*lines[: at + 1], line, *lines[at + 1 :]]) + "\n"
     return "\n".join([*lines, *([""] if lines else []), "[workspaces]", line]) + "\n"
 
 
-def _quoted(path: Path) -> str:
-    return '"{}"'.format("".join(f"\\{char}" if char in '"\\' else char for char in str(path)))
+def _toml(value: object) -> str:
+    # It reads these as JSON does; a control character that it does not read is refused before the file is written.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _without(text: str, name: str) -> str:
@@ -358,6 +432,10 @@ def _without(text: str, name: str) -> str:
         if not (its or (inside and line_of.match(line))):
             kept.append(line)
     return "\n".join(kept) + "\n"
+
+
+def _all(found: Mapping[str, NamedWorkspace]) -> dict[str, NamedWorkspace]:
+    return {name: _itself(one) for name, one in found.items()}
 
 
 def _write(settings: Settings, wanted: Mapping[str, NamedWorkspace], text: str) -> None:
@@ -374,7 +452,7 @@ def _write(settings: Settings, wanted: Mapping[str, NamedWorkspace], text: str) 
         then, now = tomllib.loads(before), tomllib.loads(text)
         now.pop("workspaces", None)
         then.pop("workspaces", None)
-        if then == now and workspaces_in(path, text) == wanted:
+        if then == now and _all(workspaces_in(path, text)) == _all(wanted):
             real = path.resolve()
             fd, draft = tempfile.mkstemp(prefix=f".{real.name}.", dir=real.parent)
             try:

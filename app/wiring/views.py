@@ -83,7 +83,7 @@ def settings_of(settings: Settings, name: str, written: NamedWorkspace) -> Setti
     """
     if not written.own:
         return settings
-    wrong = f"{settings.policy}: workspace {name}: "
+    wrong = f"{settings.policy}: workspace {name}: " if settings.policy else f"workspace {name}: "
     try:
         found = settings.of_workspace(name, {key: _text(written.own[key]) for key in OWN if key in written.own})
     except SettingsError as error:

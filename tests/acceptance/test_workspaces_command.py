@@ -158,7 +158,8 @@ def test_a_workspace_with_directories_for_conversations_is_added_listed_and_clea
     assert facts(again)["added"] is False
     assert_refused(told(place, *add), "workspace api is")
     written = (
-        f'api = {{ path = "{root}", per_conversation = true, from = "clone", source = "{source}", keep = "work" }}'
+        f'[workspaces.api]\npath = "{root}"\nper_conversation = true\n'
+        f'from = "clone"\nsource = "{source}"\nkeep = "work"\n'
     )
     assert written in (place.home / "shellback.toml").read_text()
     for talk in ("idle", "worked"):
@@ -227,6 +228,50 @@ def test_a_table_of_a_workspace_is_read_and_removed_and_its_mistakes_are_named_w
     assert_refused(told(place, "workspaces", "add", "two", str(root / "talk")), f"workspace api ({root}) contains it")
     told(place, "workspaces", "remove", "api")
     assert file.read_text() == "[workspaces]\n\n[tiers]\nstrict = true\n"
+
+
+def test_add_gives_a_workspace_settings_of_its_own_or_says_why_it_may_not_have_them(place: Stage) -> None:
+    file, site = place.home / "shellback.toml", place.root / "site"
+    file.write_text(
+        '[network]\nhosts = ["example.org"]\n[credentials.key]\nenv = "KEY"\nhosts = ["example.org"]\n'
+        'workspaces = ["default"]\n'
+    )
+    file.chmod(0o600)
+    before = file.read_text()
+    add = ("workspaces", "add", "site", str(site), "--make")
+    listed = ("--network", "list")
+    for options, cause in (
+        (("--backend", "bwrap"), "workspace site: BACKEND='bwrap' is not allowed"),
+        (("--sandbox-processes", "1"), "workspace site: SANDBOX_PROCESSES='1' is not allowed"),
+        (("--backend", "auto"), "BACKEND=auto is not allowed here"),
+        (("--host", "example.org"), "hosts has no effect with NETWORK=off"),
+        ((*listed, "--host", "a b"), "hosts: "),
+        ((*listed, "--private", "10"), "private: '10' is no range"),
+        (("--secret-paths", str(site)), f"{site} is hidden from sandboxes"),
+        (("--secret-paths", "key"), "workspace site: SECRET_PATHS='key' is not allowed"),
+    ):
+        assert_refused(shellback(place, *add, *options), cause)
+        assert file.read_text() == before
+        assert not site.exists()
+    options = (*listed, "--host", "example.org", "--host", "*.example.net", "--private", "10.0.0.0/8")
+    more = ("--foreground-timeout", "7.5", "--turn-max-requests", "9", "--trust-classifier", "true", "--agent", 'a:"b"')
+    said = told(place, *add, *options, *more).stdout
+    assert "its own settings: " in said
+    assert "they hold in workers and servers that start from now on" in said
+    assert file.read_text() == before + (
+        f'\n[workspaces.site]\npath = "{site}"\nagent = "a:\\"b\\""\nnetwork = "list"\ntrust_classifier = true\n'
+        'foreground_timeout = 7.5\nturn_max_requests = 9\nhosts = ["example.org", "*.example.net"]\n'
+        'private = ["10.0.0.0/8"]\n'
+    )
+    assert facts(told(place, *add, "--json"))["added"] is False
+    assert facts(told(place, *add, *options, *more, "--json"))["added"] is False
+    assert_refused(told(place, *add, "--turn-max-requests", "10"), "there with other settings")
+    (one,) = (one for one in facts(told(place, "workspaces", "list", "--json")) if one["name"] == "site")
+    assert (one["own"]["turn_max_requests"], one["own"]["credentials"], one["problem"]) == (9, [], None)
+    file.write_text(file.read_text().replace("= 9", "= 0"))
+    assert "TURN_MAX_REQUESTS='0' is not allowed" in told(place, "workspaces", "list").stdout
+    told(place, "workspaces", "remove", "site")
+    assert file.read_text() == before + "\n"
 
 
 def test_what_add_has_made_goes_if_it_refuses_and_what_was_there_stays(place: Stage) -> None:

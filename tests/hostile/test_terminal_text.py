@@ -232,6 +232,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["x", HOSTILE],
         ["x", f"/none/{HOSTILE}", "--make"],
         ["x", "/none", "--per-conversation", "--from", "copy", "--source", HOSTILE],
+        ["x", "/none", "--backend", HOSTILE],
     ],
     "workspaces clean": [[HOSTILE], ["x", HOSTILE]],
     "workspaces list": [[], ["--json"]],

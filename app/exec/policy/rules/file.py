@@ -117,9 +117,13 @@ def network(path: Path | None, secret: Mapping[str, str], ask_s: float = 0.0, wo
     return found
 
 
-def listed_in(path: Path | None, secret: Mapping[str, str] | None = None, workspace: str = "") -> Hosts:
-    """The same; without a file or hosts, an empty list; without `secret`, no value."""
-    return Hosts(()) if path is None else _Reader(path, _text(path)).network(secret, workspace)
+def listed_in(
+    path: Path | None, secret: Mapping[str, str] | None = None, workspace: str = "", *, text: str | None = None
+) -> Hosts:
+    """The same; without a file or hosts, an empty list; without `secret`, no value. `text` is what it is to have."""
+    return (
+        Hosts(()) if path is None else _Reader(path, _text(path) if text is None else text).network(secret, workspace)
+    )
 
 
 def credential_files(path: Path | None) -> list[Path]:
