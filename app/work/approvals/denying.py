@@ -13,7 +13,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.core.threads import cancelled, settled
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 15.0
 """So long a change may wait whose ring was lost, or of the policy file."""
 AGAIN_S: Final = 5.0
+SETTLED_S: Final = 2.0
+"""Editors empty a file before they write it: what a policy file denied stays denied until it is unchanged so long."""
 CHANGED: Final = "rules"
 """The name under which workers and MCP servers hear that rules about hosts have changed."""
 _UNFINISHED_S: Final = 60.0
@@ -39,7 +41,8 @@ _UNFINISHED_S: Final = 60.0
 class Denying:
     """While it is started, a file has the rules of `policy` that deny hosts, and another one the saved ones in force.
 
-    Several of one host do no harm: those with another policy file write another file, and all hear of a change.
+    Several of one host do no harm: those with another policy file write another file, and all hear of a change. What is
+    gone from a policy file stays denied for `SETTLED_S`; then a warning says so.
     """
 
     home: Path
@@ -48,6 +51,7 @@ class Denying:
     policy: Path | None
     _rules: Rules = field(init=False, default_factory=Rules)
     _seen: tuple[int, ...] = field(init=False, default=())
+    _settling: bool = field(init=False, default=False)
     _told: str = field(init=False, default="")
     _rung: Ring = field(init=False, default_factory=Ring)
     _thread: ThreadPoolExecutor | None = field(init=False, default=None)
@@ -75,7 +79,7 @@ class Denying:
         while True:
             with contextlib.suppress(TimeoutError):
                 # `wait_for` of Python 3.11 would lose a cancellation.
-                async with asyncio.timeout(AGAIN_S if failed else LOOK_S):
+                async with asyncio.timeout(AGAIN_S if failed else SETTLED_S if self._settling else LOOK_S):
                     await rung.wait()
             rung = self._rung.next
             try:
@@ -101,24 +105,33 @@ class Denying:
         if self.policy is None:
             return False
         try:
-            found = self.policy.stat()
-            seen = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            seen = self._look(self.policy)
             if seen != self._seen:
                 self._rules, self._seen = load(self.policy), seen
+                self._look(self.policy)  # it may have changed meanwhile
         except (OSError, PolicyUnusable) as error:
             if str(error) != self._told:
                 log.warning("the policy file is unusable, so the hosts that it denied stay denied: %s", error)
             self._told = str(error)
             return False
         self._told = ""
-        return _put(self.home, self.policy, self._rules)
+        return _put(self.home, self.policy, self._rules, self._settling)
+
+    def _look(self, policy: Path) -> tuple[int, ...]:
+        """What differs once the file has changed; notes whether it has just now."""
+        found = policy.stat()
+        self._settling = time.time() - found.st_ctime < SETTLED_S
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _put(home: Path, policy: Path | None, rules: Rules) -> bool:
-    """Have the file of a policy file, or of the saved rules, say what these deny; whether it did not yet."""
+def _put(home: Path, policy: Path | None, rules: Rules, adding: bool = False) -> bool:
+    """Have the file of a policy file, or of the saved rules, say what these deny; whether it did not yet.
+
+    With `adding`, what it says already stays.
+    """
     name = "saved" if policy is None else hashlib.sha256(os.fsencode(policy)).hexdigest()[:32]
     path = home / layout.DENIED / f"{name}.json"
-    denials = [
+    denials: list[dict[str, Any]] = [
         {
             "connect": rule.match.connect,
             "scope": rule.match.conversation_id,
@@ -128,10 +141,17 @@ def _put(home: Path, policy: Path | None, rules: Rules) -> bool:
         }
         for rule, hit in rules.denials()
     ]
-    data = json.dumps({"policy": policy and str(policy), "rules": denials}).encode()
+    former = b""
     with contextlib.suppress(FileNotFoundError):
-        if path.read_bytes() == data:
-            return False
+        former = path.read_bytes()
+    gone = [] if policy is None else _gone(former, denials)
+    if adding:
+        denials += gone
+    elif gone:
+        log.warning("%s denies no longer: %s", policy, ", ".join(dict.fromkeys(one["connect"] for one in gone)))
+    data = json.dumps({"policy": policy and str(policy), "rules": denials}).encode()
+    if former == data:
+        return False
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -140,6 +160,18 @@ def _put(home: Path, policy: Path | None, rules: Rules) -> bool:
     finally:
         new.unlink(missing_ok=True)
     return True
+
+
+def _gone(former: bytes, denials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules of a file that are not among these, wherever they stood; none of one that is damaged or not there."""
+
+    def about(one: dict[str, Any]) -> tuple[object, ...]:
+        return one["connect"], one["scope"], one["until"]
+
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        known = set(map(about, denials))
+        return [one for one in json.loads(former)["rules"] if about(one) not in known]
+    return []
 
 
 def _tidy(place: Path) -> None:

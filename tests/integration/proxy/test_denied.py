@@ -89,6 +89,7 @@ class Scene:
 @pytest.fixture
 async def scene(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Scene]:
     monkeypatch.setattr(denying, "LOOK_S", 3600.0)  # a ring has to do it
+    monkeypatch.setattr(denying, "SETTLED_S", 0.0)
     found = Scene(tmp_path, database, Denied(str(tmp_path)))
     yield found
     for one in found.keeping:
@@ -198,6 +199,46 @@ async def test_a_change_is_found_without_a_ring_and_an_unusable_policy_file_chan
     scene.write(table("three.example"))
     await scene.becomes("three.example", denied=True)
     assert await scene.refused("one.example") is None
+
+
+async def test_an_editor_that_empties_a_policy_file_ends_no_denial_and_adds_its_new_ones_at_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = scene.write(table("*.a.example"), table("one.example"))
+    await scene.made(file).start()
+    monkeypatch.setattr(denying, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(denying, "_put", _noting(done := []))
+
+    async def looked() -> None:
+        before = len(done)
+        scene.changed()
+        await until(lambda: len(done) >= before + 2 and not any(done[-2:]))
+
+    file.write_text("")
+    await looked()
+    assert await scene.refused("one.example") is not None
+    file.write_text(table("two.example") + table("one.example"))
+    await looked()
+    for host in ("a.a.example", "one.example", "two.example"):
+        assert await scene.refused(host) is not None
+    assert await scene.refused("three.example") is None
+    # Who starts now has not seen what was there before.
+    await scene.keep(table("two.example"))
+    assert await scene.refused("one.example") is not None
+
+
+async def test_what_a_policy_file_denies_no_longer_ends_by_itself_once_the_file_has_settled_and_is_logged(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = scene.write(table("one.example"), table("two.example"))
+    await scene.made(file).start()
+    monkeypatch.setattr(denying, "SETTLED_S", 0.3)
+    with caplog.at_level(logging.WARNING):
+        file.write_text("\n" + table("two.example"))  # the same on another line is no change
+        scene.changed()
+        await scene.becomes("one.example", denied=False)
+    assert await scene.refused("two.example") is not None
+    assert [one.getMessage() for one in caplog.records] == [f"{file} denies no longer: one.example"]
 
 
 async def test_a_file_is_written_only_if_it_has_to_say_something_else(
