@@ -70,6 +70,9 @@ def come_in(page: Page, on: Stage, server: Served, role: Role = "operator") -> s
 
 
 def fits(page: Page) -> None:
-    """Nothing is wider than the screen, once the style of the page is there."""
+    """Nothing is wider than the screen, and no table is cut, once the style of the page is there."""
     page.wait_for_load_state()
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    wide = (
+        "[document.documentElement, ...document.querySelectorAll('.scroll')].filter(x => x.scrollWidth > x.clientWidth)"
+    )
+    assert page.evaluate(f"{wide}.map(x => x.tagName + ' ' + x.ariaLabel)") == []

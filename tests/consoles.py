@@ -44,6 +44,10 @@ class Visitor:
         found = re.search(r'name="csrf" value="([0-9a-f]+)"', self.get("/account").text)
         return found[1] if found else ""
 
+    def landed(self, entered: httpx2.Response) -> str:
+        """Where a login leads, after the page that sees whether its cookie comes back."""
+        return self.web.get(entered.headers["location"]).headers["location"]
+
     def enter(self, name: str, password: str = PASSWORD) -> httpx2.Response:
         return self.web.post("/console/login", data={"name": name, "password": password})
 

@@ -60,7 +60,7 @@ def _absent(settings: Settings, error: SupervisorAbsent, *, needed: bool) -> Che
 
 
 def _said(hello: Message) -> Check:
-    text = f"pid {hello['pid']}, protocol {hello['version']}, {hello['live']} live session(s)"
+    text = f"pid {hello['pid']}, protocol {hello['version']}, live sessions: {hello['live']}"
     if not hello["keeper"]:
         return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced when no command runs")
     return Check("supervisor", "ok", text)

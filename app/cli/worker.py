@@ -254,7 +254,7 @@ def supervisor(check: bool) -> None:
             hello = asyncio.run(supervision.hello(settings))
         except SupervisorAbsent as error:
             raise Refused(f"{error}: start it with `shellback supervisor`") from None
-        click.echo(f"the supervisor answers: pid {hello['pid']} (in its namespace), {hello['live']} live session(s)")
+        click.echo(f"the supervisor answers: pid {hello['pid']} (in its namespace), live sessions: {hello['live']}")
         return
     crash = settings.shellback_crash_points
     launch.become_service(ensure_home(settings.shellback_home), str(crash) if crash else None)

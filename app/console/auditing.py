@@ -15,8 +15,8 @@ from starlette.responses import Response, StreamingResponse
 
 from shellback.client.operations import Asking
 from shellback.console.access import Page, caller_of
-from shellback.console.pages import page, stamp
-from shellback.console.tables import Columns, table_of
+from shellback.console.pages import page
+from shellback.console.tables import Columns, conversation_cell, moment_cell, table_of
 from shellback.work.approvals import audit
 from shellback.work.approvals.audit import Entry
 from shellback.work.approvals.event import EVENTS
@@ -113,10 +113,10 @@ def _row(values: Sequence[Any]) -> str:
 
 
 _ENTRIES: Final[Columns] = {
-    "at": lambda one: stamp(one.at),
+    "at": lambda one: moment_cell(one.at),
     "event": "event",
     "by": lambda one: f"{one.done_by} through {one.surface}" if one.surface else one.done_by,
-    "conversation": "conversation_id",
+    "conversation": lambda one: conversation_cell(one.conversation_id),
     "tool": "tool",
     "reason": "reason",
     "command": "command",

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from starlette.background import BackgroundTask
@@ -55,6 +56,8 @@ class Entering:
         then = request.query_params.get("next", "")
         if login_of(request) is not None:
             return RedirectResponse(_local(then), status_code=303)
+        if "entered" in request.query_params:
+            return self._forgotten(request, then)
         if (named := named_by_proxy(request)) is None:
             return page(request, "login.html", then=then, said="")
         # Whatever account is in the cookie: the proxy says who asks.
@@ -102,15 +105,25 @@ class Entering:
         secret = await self._database.write(enter)
         if secret is None:
             return None
+        # Leads by the form, which sees whether the cookie comes back.
+        there = f"{PREFIX}/login?entered=yes&next={quote(_local(then), safe='')}"
         if kept is None:
-            answer = leading_on(request, f"You are logged in as {name}.", _local(then))
+            answer = leading_on(request, f"You are logged in as {name}.", there)
         else:
-            answer = RedirectResponse(_local(then), status_code=303)
+            answer = RedirectResponse(there, status_code=303)
         answer.set_cookie(
             COOKIE, secret, max_age=int(accounts.LOGIN_S), path=PREFIX, secure=self._secure, httponly=True,
             samesite="strict",
         )  # fmt: skip
         return answer
+
+    def _forgotten(self, request: Request, then: str) -> Response:
+        """What is said instead of logging in again and again by the word of a proxy."""
+        said = "You were logged in, but this browser did not send the cookie back. Allow cookies for this address"
+        if self._secure:
+            said += ", and open it with https, as the cookie is sent by TLS only"
+        again = f"{PREFIX}/login?next={quote(_local(then), safe='')}"
+        return message(request, f"{said}. Then log in again.", status=403, more=[("Log in again", again)])
 
     async def _link(self, request: Request) -> Response:
         invited = await self._database.read(accounts.invited, request.path_params["link"])

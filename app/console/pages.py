@@ -69,6 +69,11 @@ def day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
+def counted(number: int, one: str, more: str = "") -> str:
+    """So many of what is called by this word."""
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
 def path(*parts: str) -> str:
     """The address of a page; each part may hold anything."""
     return "/".join([PREFIX, *(quote(part, safe="") for part in parts)])
@@ -82,7 +87,9 @@ _ENVIRONMENT: Final = jinja2.Environment(
     loader=jinja2.PackageLoader("shellback.console"), autoescape=True, finalize=_inserted,
     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
-_ENVIRONMENT.filters.update(markdown=markdown, ago=ago, left=left, stamp=stamp, age=age)
+cast("dict[str, Any]", _ENVIRONMENT.filters).update(
+    markdown=markdown, ago=ago, left=left, stamp=stamp, age=age, counted=counted
+)
 cast("dict[str, Any]", _ENVIRONMENT.globals).update(path=path, prefix=PREFIX, sections=SECTIONS)
 
 

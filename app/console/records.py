@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -13,8 +14,17 @@ from shellback.checks import live_checks
 from shellback.client import ruling
 from shellback.client.operations import Asking
 from shellback.console.access import Page, caller_of
-from shellback.console.pages import PREFIX, ago, day, page, path, stamp
-from shellback.console.tables import Columns, Table, table_of
+from shellback.console.pages import PREFIX, ago, day, page, path
+from shellback.console.tables import (
+    Columns,
+    Table,
+    conversation_cell,
+    moment_cell,
+    state_cell,
+    table_of,
+    time_cell,
+)
+from shellback.exec.core.display import visible
 from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.policy.rules.file import load
 from shellback.storage import rules
@@ -53,7 +63,7 @@ class Records:
                 written = load(at.where.settings.policy).rules
             except PolicyUnusable as error:
                 unread = f"They cannot be read: {error}."
-            none = "No rule is saved. Each request that waits leads to one for it."
+            none = "No rule is saved. The page of a request that waits makes one from its call."
             table = table_of("Rules that people saved", saved, _SAVED, none)
             table.ends.extend(path("rules", one.rule.id, "revoke") if one.state == "active" else None for one in saved)
             return [
@@ -82,9 +92,7 @@ class Records:
             days, each = (costs.look(conn, each=one, conversation_id=conversation or None) for one in (False, True))
             return [
                 table_of("Days", days, _COST, "No turn has ended."),
-                table_of(
-                    "Conversations and days", each, {**_COST, "conversation": "conversation"}, "No turn has ended."
-                ),
+                table_of("Conversations and days", each, _EACH, "No turn has ended."),
             ]
 
         tables = await self._local.within(caller_of(request), lambda at: at.where.database.read_now(read))
@@ -103,7 +111,7 @@ class Records:
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
                 table_of("Blocked", found.blocked, _BLOCKED, "No conversation is blocked."),
                 table_of("Hosts", loads(conn, host_id), _HOSTS, "No host was heard of."),
-                table_of("Workers", roster.look(conn, host_id), _WORKERS, "No worker has run."),
+                table_of("Workers", roster.look(conn, host_id), _WORKERS, _NO_WORKER),
             ]
 
         def look(at: Asking) -> list[Table]:
@@ -114,10 +122,10 @@ class Records:
     async def _health(self, request: Request) -> Response:
         def look(at: Asking) -> list[Table]:
             found = live_checks(at.where.settings)
-            return [table_of("", found, {"check": "name", "state": "state", "is": "text", "remedy": "remedy"}, "")]
+            return [table_of("", found, _CHECKED, "")]
 
         tables = await self._local.within(caller_of(request), look)
-        note = "`shellback doctor` on the host checks everything."
+        note = Markup("<code>shellback doctor</code> on the host checks everything.")
         return page(request, "records.html", title="Health", tables=tables, note=note)
 
 
@@ -129,48 +137,56 @@ _SAVED: Final[Columns] = {
     "rule": lambda one: one.rule.described(),
     "state": _ended,
     "note": lambda one: one.rule.note,
-    "saved by": lambda one: f"{one.rule.owner}, {stamp(one.rule.created_at)}",
-    "ends": lambda one: stamp(one.rule.expires_at),
+    "saved by": lambda one: Markup("%s, %s") % (visible(one.rule.owner), moment_cell(one.rule.created_at)),
+    "ends": lambda one: moment_cell(one.rule.expires_at),
     "used": lambda one: one.rule.uses,
     "id": lambda one: one.rule.id,
 }
 _COST: Final[Columns] = {
-    "day": lambda one: day(one.day),
+    "day": lambda one: time_cell(day(one.day)),
     "turns": "turns",
     "requests": "requests",
     "tokens in": lambda one: f"{one.tokens_in:,}",
     "tokens out": lambda one: f"{one.tokens_out:,}",
     "seconds": lambda one: f"{one.seconds:,.1f}",
 }
+_EACH: Final[Columns] = {**_COST, "conversation": lambda one: conversation_cell(one.conversation)}
 _WAITING: Final[Columns] = {"priority": "priority", "items": "items", "oldest": lambda one: ago(one.oldest)}
 _RUNNING: Final[Columns] = {
-    "conversation": "conversation",
+    "conversation": lambda one: conversation_cell(one.conversation),
     "type": "type",
     "priority": "priority",
     "begun": lambda one: ago(one.started_at),
     "executions": "executions",
 }
 _BLOCKED: Final[Columns] = {
-    "conversation": "conversation",
+    "conversation": lambda one: conversation_cell(one.conversation),
     "by": "reason",
     "since": lambda one: ago(one.since),
     "unread": "unread",
 }
 _HOSTS: Final[Columns] = {
     "host": "name",
-    "state": "state",
+    "state": lambda one: state_cell(one.state),
     "workers": "workers",
     "running": "running",
     "waiting": "waiting",
     "processes": "processes",
     "conversations": "conversations",
 }
+_CHECKED: Final[Columns] = {
+    "check": "name",
+    "state": lambda one: state_cell(one.state),
+    "is": "text",
+    "remedy": "remedy",
+}
+_NO_WORKER: Final = Markup("No worker has run: <code>shellback worker</code> starts one.")
 _WORKERS: Final[Columns] = {
-    "worker": "executor_id",
-    "state": "state",
+    "worker": lambda one: one.executor_id.removeprefix(f"{one.host_id}."),
+    "state": lambda one: state_cell(one.state),
     "host": "host_id",
     "process": "pid",
     "version": "version",
     "begun": lambda one: ago(one.started_at),
-    "heard of": lambda one: ago(one.heartbeat_at),
+    "last heartbeat": lambda one: ago(one.heartbeat_at),
 }

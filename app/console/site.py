@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
 STATIC: Final = Path(__file__).parent / "static"
+FILES: Final = f"{PREFIX}/static"
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -70,7 +71,10 @@ def mount(where: Place, local: Local, *, secure: bool) -> Mount:
             await terminals.close()
 
     site = _Site(app, where.database)
-    return Mount(path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True, sorry=_away)
+    return Mount(
+        path=PREFIX, kind="console", app=site, running=running, secret=secret_of, open=True, sorry=_away,
+        files=f"{FILES}/",
+    )  # fmt: skip
 
 
 def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *, secure: bool) -> list[BaseRoute]:
@@ -84,7 +88,7 @@ def routes(where: Place, local: Local, changes: Changes, terminals: Terminals, *
         *Auditing(local).pages(),
         *Records(local).pages(),
         *terminals.pages(),
-        Below(f"{PREFIX}/static", StaticFiles(directory=STATIC)),
+        Below(FILES, StaticFiles(directory=STATIC)),
     ]
 
 

@@ -174,26 +174,29 @@ def _look(at: Asking) -> tuple[list[approvals.Request], int, list[dict[str, Any]
         return approvals.find(conn, state="pending", limit=LISTED), approvals.pending(conn), lately
 
     found, total, lately = at.where.database.read_now(look)
-    # A call that was approved is used in a moment, which is no news here.
     return (
         found,
         total,
-        [
-            {"of": one, "state": "approved" if one.state == "used" else one.state, "what": label(showing.headline(one))}
-            for one in lately
-        ],
+        [{"of": one, "state": _state(one), "what": label(showing.headline(one))} for one in lately],
     )
+
+
+def _state(of: approvals.Request) -> str:
+    """What was decided. A call that was approved is used in a moment, which is no news here."""
+    return "approved" if of.state == "used" else of.state
 
 
 def told(of: approvals.Request, at_most: int = WHOLE_CHARS) -> dict[str, Any]:
     """What a card shows of a request: its facts, and the lines that every surface shows, or so much of them."""
     lines, details = showing.card(of, counted=False), showing.details(of)
-    whole = sum(map(len, (*lines, *details))) <= at_most
+    whole, text = sum(map(len, (*lines, *details))) <= at_most, "\n".join(lines)
+    first = text if len(text) <= at_most else f"{text[:at_most]} …"
     return {
         "of": of,
+        "state": _state(of),
         "lines": lines,
         "details": details,
-        "first": lines if whole else "\n".join(lines)[:at_most].split("\n"),
+        "first": first.split("\n"),
         "whole": whole,
         "for_session": of.state == "pending" and approvals.why_not_for_session(of) is None,
         "of_call": of.of_call,

@@ -67,7 +67,8 @@ class Mount:
     """What answers the requests below a path; `running` is entered before the first one and left after the last.
 
     Credentials of another `kind` are refused. `secret` finds one in the headers of a request. `open`: a request
-    without one in force is let in too, as that of nobody. `sorry` answers while the database does not.
+    without one in force is let in too, as that of nobody. `sorry` answers while the database does not, except for what
+    is below `files`, which everybody may read.
     """
 
     path: str
@@ -79,6 +80,7 @@ class Mount:
     sorry: Callable[[Scope], Response] = lambda _: refusal(
         503, "the database does not answer; nothing was done", "repeat the request"
     )
+    files: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,9 @@ class Application:
             try:
                 found = None if secret is None else await self._access.credential(use)
             except StorageError as error:
+                if mount.files is not None and scope["path"].startswith(mount.files):
+                    await self._admitted(mount, None, nobodys, scope, receive, send)
+                    return
                 log.warning("a token cannot be looked up: %s", error)
                 await _closing(mount.sorry(scope))(scope, receive, send)
                 return

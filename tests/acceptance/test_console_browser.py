@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from shellback.exec.core.runner import found
 from shellback.storage import accounts
 from tests.browsers import PATIENCE_MS, WIDTHS, chromium, come_in, fits, page_of
+from tests.consoles import PASSWORD
 from tests.serving import Served, served
 from tests.stage import Stage, staged
 
@@ -126,3 +131,38 @@ def test_who_is_named_by_the_proxy_gets_the_page_that_another_site_leads_to_with
         led_to(page, f"{server.base}/console/rules")
         page.close()
     assert len(place.read(accounts.logged_in, "led")) == 1
+
+
+def test_a_browser_without_cookies_logs_in_once_and_says_what_to_do(
+    place: Stage, server: Served, browser: Browser, tmp_path: Path
+) -> None:
+    """By the word of a proxy as by a password: nothing goes round."""
+    (tmp_path / "Default").mkdir()
+    cookies = {"profile": {"default_content_setting_values": {"cookies": 2}}}
+    (tmp_path / "Default/Preferences").write_text(json.dumps(cookies))
+    link = place.write(accounts.add, "forgetful", role="viewer", owner="test")
+
+    def told(page: Page) -> None:
+        expect(page.locator(".said")).to_contain_text("Allow cookies for this address")
+        fits(page)
+        assert len(place.read(accounts.logged_in, "forgetful")) == 1
+
+    with served(place, AUTH_PROXY_HEADER="X-Forwarded-User", AUTH_PROXY_FROM="127.0.0.1") as signing_on:
+        context = browser.browser_type.launch_persistent_context(
+            tmp_path, executable_path=found("chromium"), args=["--no-sandbox"]
+        )
+        page = context.new_page()
+        page.goto(f"{server.base}/console/first/{link}")
+        page.fill("[name=password]", PASSWORD)
+        page.fill("[name=again]", PASSWORD)
+        page.click("button")
+        told(page)
+        page.get_by_role("link", name="Log in again").click()
+        expect(page.get_by_label("Name")).to_be_visible()
+        place.write(accounts.log_out, "forgetful")
+        page.set_extra_http_headers({"x-forwarded-user": "forgetful"})
+        page.goto(f"{signing_on.base}/console/rules")
+        told(page)
+        if kept := os.environ.get("SHELLBACK_PICTURES"):
+            page.screenshot(path=f"{kept}/without-cookies.png")
+        context.close()

@@ -1,10 +1,12 @@
 """How each page of the console looks: nothing that axe-core objects to, nothing too wide, all of it by keys alone.
 
-With SHELLBACK_PICTURES=DIRECTORY each page is a picture there, in two widths, light and dark.
+With SHELLBACK_PICTURES=DIRECTORY each page is a picture there, in two widths, light and dark, and a sheet has them all.
+The sheets are kept in docs/pictures.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Generator
@@ -92,6 +94,21 @@ def test_every_page_is_accessible_and_fits(
                 page.keyboard.press("Escape")
             wrong += _looked_at(page, axe, name, width, dark)
     assert wrong == []
+    if kept := os.environ.get("SHELLBACK_PICTURES"):
+        _sheet(browser, Path(kept), f"{width}-{'dark' if dark else 'light'}")
+
+
+def _sheet(browser: Browser, kept: Path, kind: str) -> None:
+    """Puts all pictures of this kind on one, at half their size."""
+    shown = [
+        f"<p>{one.stem}<br><img src='data:image/png;base64,{base64.b64encode(one.read_bytes()).decode()}'></p>"
+        for one in sorted(kept.glob(f"*-{kind}.png"))
+    ]
+    style = "body { display: flex; flex-wrap: wrap; zoom: 0.5; background: #888; font: 24px serif } p { margin: 9px }"
+    sheet = browser.new_page(viewport={"width": 2100, "height": 100})
+    sheet.set_content(f"<style>{style}</style>{''.join(shown)}")
+    sheet.screenshot(path=kept / f"pages-{kind}.jpg", full_page=True, quality=35, type="jpeg")
+    sheet.close()
 
 
 def _looked_at(page: Page, axe: str, name: str, width: int, dark: bool) -> list[str]:
@@ -101,7 +118,8 @@ def _looked_at(page: Page, axe: str, name: str, width: int, dark: bool) -> list[
     # What xterm.js draws is not ours: for readers of screens it has a live region, which is looked at.
     found: dict[str, Any] = page.evaluate("axe.run({exclude: ['.xterm-screen', '.xterm-helpers']})")
     if kept := os.environ.get("SHELLBACK_PICTURES"):
-        page.screenshot(path=Path(kept) / f"{name.replace(' ', '-')}-{width}-{'dark' if dark else 'light'}.png")
+        picture = f"{name.replace(' ', '-')}-{width}-{'dark' if dark else 'light'}.png"
+        page.screenshot(path=Path(kept) / picture, full_page=True)
     return [f"{name}: {one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browsers import PATIENCE_MS, chromium, come_in, page_of
 from tests.consoles import PASSWORD, Crowd, asked
@@ -42,7 +42,7 @@ def test_pages_say_that_the_database_is_away_and_come_back_and_no_password_is_wr
             expect(away).to_be_visible(timeout=2 * PATIENCE_MS)
             late = page.context.new_page()
             late.goto(f"{server.base}/console/rules")
-            expect(late.locator(".said")).to_contain_text("The database does not answer")
+            _says_so(late)
             for _ in range(7):
                 assert crowd.browser().enter("grace", PASSWORD).status_code == 503
         finally:
@@ -54,6 +54,11 @@ def test_pages_say_that_the_database_is_away_and_come_back_and_no_password_is_wr
         expect(page.locator(".card.request")).to_contain_text("make after")
     assert crowd.browser().enter("grace", PASSWORD).status_code == 303
     crowd.close()
+
+
+def _says_so(page: Page) -> None:
+    expect(page.locator(".said")).to_contain_text("The database does not answer")
+    expect(page.locator(".said")).to_have_css("border-left-style", "solid")  # the files of pages need no database
 
 
 @pytest.mark.parametrize("gone", ["shellback.db", "."])
@@ -71,7 +76,7 @@ def test_pages_say_that_the_file_of_the_database_is_away_and_come_back_with_it(g
         expect(away).to_be_visible(timeout=PATIENCE_MS)
         late = page.context.new_page()
         late.goto(f"{server.base}/console/rules")
-        expect(late.locator(".said")).to_contain_text("The database does not answer")
+        _says_so(late)
         assert not there.exists(), "no new one is made in its place"
         elsewhere.rename(there)
         expect(away).to_be_hidden(timeout=PATIENCE_MS)

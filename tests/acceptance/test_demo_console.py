@@ -26,7 +26,8 @@ QUESTION = r"(\[Y/n\]: *|^Show it in a browser\? \[y/N\]: *)\n*\Z"
 @contextlib.contextmanager
 def _entered(base: str, link: str) -> Generator[httpx2.Client]:
     with httpx2.Client(base_url=base, headers={"origin": base}, trust_env=False) as web:
-        assert web.post(link, data={"password": PASSWORD, "again": PASSWORD}).headers["location"] == "/console/"
+        entered = web.post(link, data={"password": PASSWORD, "again": PASSWORD})
+        assert web.get(entered.headers["location"]).headers["location"] == "/console/"
         yield web
 
 

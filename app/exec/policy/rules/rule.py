@@ -87,7 +87,7 @@ class Rule:
         parts += [f"{name} {value}" for name, value in named.items() if value is not None]
         parts.append("every conversation" if match.conversation_id is None else f"conversation {match.conversation_id}")
         if self.expires_at is not None:
-            parts.append(time.strftime("until %Y-%m-%d %H:%M", time.localtime(self.expires_at)))
+            parts.append(time.strftime("until %Y-%m-%d %H:%M %Z", time.localtime(self.expires_at)))
         return ", ".join(parts)
 
 
