@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
-    from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.queue.doorbell import Doorbell, Notifications
     from shellback.work.queue.mailbox import Workspace
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.hearing import Hearing
@@ -51,6 +51,8 @@ class Place:
     settings: Settings
     database: Database
     host_id: str
+    notifications: Notifications | None = None
+    """One for all doorbells of the process."""
     _mask: Mask | None = None
 
     @property
@@ -123,23 +125,20 @@ def _enqueuer(where: Place, client: Any) -> Enqueuer:
 
 def a_doorbell(where: Place) -> Doorbell:
     """A doorbell of this host, with which nothing listens yet."""
-    from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.queue.doorbell import Doorbell, Notifications
 
-    return Doorbell(where.home, where.host_id, where.database, where.settings.database_direct_url)
+    where.notifications = where.notifications or Notifications(where.database, where.settings.database_direct_url)
+    return Doorbell(where.home, where.host_id, where.database, where.notifications)
 
 
 @contextlib.contextmanager
 def _dbos_client(where: Place) -> Generator[Any]:
     from dbos import DBOSClient
 
-    from shellback.storage.db import dbos_engine
-
-    url = where.settings.database_url
-    pool = dbos_engine(url)
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
-        system_database_url=url,
-        system_database_engine=pool,
+        system_database_url=where.settings.database_url,
+        system_database_engine=where.database.dbos_engine,
         application_name="shellback",
         retry_connection_errors=False,
     )
@@ -147,8 +146,6 @@ def _dbos_client(where: Place) -> Generator[Any]:
         yield client
     finally:
         client.destroy()
-        if pool is not None:
-            pool.dispose()
 
 
 @contextlib.contextmanager
