@@ -37,11 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READERS: Final = 4
-CONNECTIONS: Final = 8
-"""Connections and threads to Postgres."""
-DBOS_CONNECTIONS: Final = 20
-PING_AFTER_S: Final = 5.0
-"""A connection of DBOS that was idle for longer is pinged before it is used."""
+CONNECTIONS: Final = 4
+"""Connections of a process to Postgres, DBOS's among them, and threads that use them. One more may listen."""
 ATTEMPTS: Final = 5
 """Attempts at a transaction that Postgres aborts or whose connection breaks before the commit."""
 LOCK_TIMEOUT_S: Final = 30.0
@@ -49,6 +46,8 @@ LOCK_TIMEOUT_S: Final = 30.0
 
 class Database:
     """A bounded pool of threads and connections to one database.
+
+    `dbos_engine` is a view of the pool for DBOS; None on SQLite, where DBOS has one of its own.
 
     It opens nothing before the first transaction. A SQLite file that is missing then is created 0600, its directory
     0700. One that is moved later is an outage, which ends when it is back: nothing is written where nobody looks.
@@ -69,11 +68,10 @@ class Database:
             self._kept: KeptConnection | None = KeptConnection(self._writer, timeout_s=lock_timeout_s)
             self._write_thread: Writer | None = Writer("db-write")
             self._threads = ThreadPoolExecutor(READERS, "db-read")
+            self.dbos_engine: sa.Engine | None = None
         else:
             self._file = None
-            self._writer, self._reader = postgres_engines(
-                self.url, connections=CONNECTIONS, lock_timeout_s=lock_timeout_s
-            )
+            self._writer, self._reader, self.dbos_engine = _postgres_engines(self.url, lock_timeout_s)
             self._kept = None
             self._write_thread = None
             self._threads = ThreadPoolExecutor(CONNECTIONS, "db")
@@ -369,43 +367,18 @@ def sqlite_engines(
     return writer, reader
 
 
-def postgres_engines(url: sa.URL, *, connections: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
-    """Two views of one pool; transactions of the second are READ ONLY.
+def _postgres_engines(url: sa.URL, timeout_s: float) -> tuple[sa.Engine, sa.Engine, sa.Engine]:
+    """Three views of one pool: of transactions that write, of READ ONLY ones, and of DBOS.
 
-    No ping before each use: it would be a transaction of its own. A connection that broke while it was idle fails at
-    the first statement. All older ones are then replaced, and `Database` runs the transaction again.
-    """
-    engine = _postgres_engine(
-        url, connections, lock_timeout_s, f"SET LOCAL lock_timeout = {int(lock_timeout_s * 1000)}"
-    )
-    return engine, engine.execution_options(postgresql_readonly=True)
+    Its connections keep no state between transactions: a pooler may give each to another server process. So each
+    transaction has its settings in the message that begins it, and statements are prepared only where no pooler is.
 
-
-def dbos_engine(url: str) -> sa.Engine | None:
-    """The pool of DBOS on Postgres; None on SQLite, where DBOS's own does.
-
-    DBOS pings each connection before each use, which is a transaction of its own. This pool pings one that was idle
-    for `PING_AFTER_S`, or from which there is something to read, as the end that the server sent. A broken one is
-    replaced. What breaks in the middle of a transaction is repeated by DBOS.
-    """
-    parsed = normalised(url)
-    if parsed.get_backend_name() == "sqlite":
-        return None
-    engine = _postgres_engine(parsed, DBOS_CONNECTIONS, LOCK_TIMEOUT_S)
-    event.listen(engine, "checkin", _note_use)
-    event.listen(engine, "checkout", partial(_ping_if_doubtful, engine.dialect))
-    return engine
-
-
-def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings: str) -> sa.Engine:
-    """A pool whose connections keep no state between transactions: a pooler may give each to another server process.
-
-    So each transaction has its settings in the message that begins it, and statements are prepared only where no
-    pooler is.
+    A ping before each use would be a transaction of its own. A connection is pinged only if there is something to read
+    from it, as the end that the server sent, and replaced if it is broken. What breaks later is repeated.
     """
     engine = sa.create_engine(
         url,
-        pool_size=connections,
+        pool_size=CONNECTIONS,
         max_overflow=0,
         pool_timeout=timeout_s,
         isolation_level="AUTOCOMMIT",  # `begin` begins transactions, not the driver
@@ -413,9 +386,10 @@ def _postgres_engine(url: sa.URL, connections: int, timeout_s: float, *settings:
         connect_args={**CONNECTING, "prepare_threshold": None},
     )
     event.listen(engine, "connect", _prepare_without_pooler)
-    local = "; ".join((*settings, f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"))
-    event.listen(engine, "begin", partial(_begin_on_postgres, local))
-    return engine
+    event.listen(engine, "checkout", partial(_ping_if_doubtful, engine.dialect))
+    event.listen(engine, "begin", _begin_on_postgres)
+    writer = engine.execution_options(lock_timeout_ms=int(timeout_s * 1000))
+    return writer, writer.execution_options(postgresql_readonly=True), engine
 
 
 def pooled(conn: sa.Connection) -> bool:
@@ -432,27 +406,23 @@ def _prepare_without_pooler(raw: Any, _record: object) -> None:
         raw.prepare_threshold = _PREPARED_AFTER
 
 
-def _begin_on_postgres(local: str, conn: sa.Connection) -> None:
+def _begin_on_postgres(conn: sa.Connection) -> None:
     options = conn.get_execution_options()
     level = options.get("isolation_level")
     if level == "AUTOCOMMIT":  # one statement of DBOS, which needs no transaction
         return
+    begin = [f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"]
+    if (lock_ms := options.get("lock_timeout_ms")) is not None:
+        begin.insert(0, f"SET LOCAL lock_timeout = {lock_ms}")
     if level is None:
         access = "ONLY" if options.get("postgresql_readonly") else "WRITE"
-        local = f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}; {local}"
-    conn.exec_driver_sql(local)
+        begin.insert(0, f"BEGIN ISOLATION LEVEL READ COMMITTED READ {access}")
+    conn.exec_driver_sql("; ".join(begin))
 
 
-def _note_use(_raw: object, record: Any) -> None:
-    record.info["used"] = time.monotonic()
-
-
-def _ping_if_doubtful(dialect: sa.Dialect, raw: Any, record: Any, _proxy: object) -> None:
-    used = record.info.get("used")
-    if used is None:
-        return  # it is new
+def _ping_if_doubtful(dialect: sa.Dialect, raw: Any, _record: object, _proxy: object) -> None:
     try:
-        if time.monotonic() - used > PING_AFTER_S or _readable(raw.fileno()):
+        if _readable(raw.fileno()):
             dialect.do_ping(raw)
     except dialect.loaded_dbapi.Error as error:
         raise exc.DisconnectionError(str(error)) from error

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
-    from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.queue.doorbell import Doorbell, Notifications
     from shellback.work.queue.mailbox import Workspace
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.hearing import Hearing
@@ -51,6 +51,8 @@ class Place:
     settings: Settings
     database: Database
     host_id: str
+    notifications: Notifications | None = None
+    """One for all doorbells of the process."""
     _mask: Mask | None = None
 
     @property
@@ -111,7 +113,7 @@ def _ring_readers(where: Place) -> None:
 @contextlib.contextmanager
 def enqueuing(where: Place) -> Generator[Enqueuer]:
     """An enqueuer that puts items on queues in transactions of `where.database`."""
-    with _dbos_client(where.settings.database_url) as client:
+    with _dbos_client(where.database) as client:
         yield _enqueuer(where, client)
 
 
@@ -126,8 +128,11 @@ def transferred(where: Place, file: Path) -> dict[str, int]:
     from shellback.storage.db import Database
     from shellback.work.hosts.transfer import transfer
 
-    url = f"sqlite:///{file.absolute()}"
-    with contextlib.closing(Database(url)) as source, _dbos_client(url) as client, enqueuing(where) as enqueuer:
+    with (
+        contextlib.closing(Database(f"sqlite:///{file.absolute()}")) as source,
+        _dbos_client(source) as client,
+        enqueuing(where) as enqueuer,
+    ):
         schema.require_current(source)
         return transfer(source, client, where.database, enqueuer, where.host_id)
 
@@ -140,22 +145,20 @@ def _enqueuer(where: Place, client: Any) -> Enqueuer:
 
 def a_doorbell(where: Place) -> Doorbell:
     """A doorbell of this host, with which nothing listens yet."""
-    from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.queue.doorbell import Doorbell, Notifications
 
-    return Doorbell(where.home, where.host_id, where.database, where.settings.database_direct_url)
+    where.notifications = where.notifications or Notifications(where.database, where.settings.database_direct_url)
+    return Doorbell(where.home, where.host_id, where.database, where.notifications)
 
 
 @contextlib.contextmanager
-def _dbos_client(url: str) -> Generator[Any]:
+def _dbos_client(database: Database) -> Generator[Any]:
     from dbos import DBOSClient
 
-    from shellback.storage.db import dbos_engine
-
-    pool = dbos_engine(url)
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
     client = DBOSClient(
-        system_database_url=url,
-        system_database_engine=pool,
+        system_database_url=database.url.render_as_string(hide_password=False),
+        system_database_engine=database.dbos_engine,
         application_name="shellback",
         retry_connection_errors=False,
     )
@@ -163,14 +166,12 @@ def _dbos_client(url: str) -> Generator[Any]:
         yield client
     finally:
         client.destroy()
-        if pool is not None:
-            pool.dispose()
 
 
 @contextlib.contextmanager
 def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
     """The pruning of this host's rows; `rows_s` seconds replace `RETAIN_DAYS`."""
-    with _dbos_client(where.settings.database_url) as client:
+    with _dbos_client(where.database) as client:
         yield _retention(where, client, rows_s)
 
 
@@ -309,7 +310,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.work.queue.callbacks import CallbackSink
 
-    with _dbos_client(where.settings.database_url) as client:
+    with _dbos_client(where.database) as client:
         enqueuer = _enqueuer(where, client)
         sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
@@ -396,7 +397,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     lock = ExecutorLock(executor_id, where.home)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
-        client = stack.enter_context(_dbos_client(where.settings.database_url))
+        client = stack.enter_context(_dbos_client(where.database))
         count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
         doorbell = a_doorbell(where)
@@ -523,7 +524,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
 
     settings, process = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
     process_wide(host=where.host_id, executor=process)
-    with _dbos_client(where.settings.database_url) as client:
+    with _dbos_client(where.database) as client:
         enqueuer = _enqueuer(where, client)
         secrets = _secrets_found(where)
         equipment = equipped(where, backend, enqueuer, blocks=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import sqlalchemy as sa
 
 from shellback.exec.core.model import SessionState
 from shellback.work.hosts import roster
@@ -45,6 +46,25 @@ def test_a_process_wakes_its_agent_and_a_turn_outlives_its_worker(pooled_url: st
         assert (loop.workspace / "nonce.txt").read_text() == "nonce\n"
         assert [one.state for one in loop.sessions()] == [SessionState.EXITED] * 2
         assert said(loop).count("is a pooler and DATABASE_DIRECT_URL is not set") == 2, "each worker says it once"
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
+def test_a_busy_worker_has_at_most_five_connections(pooled: bool, request: pytest.FixtureRequest) -> None:
+    direct = request.getfixturevalue("postgres_url")
+    url = request.getfixturevalue("pooled_url") if pooled else direct
+    theirs = sa.text("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'worker'")
+    with stage(direct) as loop:
+        loop.hire(DATABASE_URL=url, DATABASE_DIRECT_URL=direct if pooled else "", PGAPPNAME="worker")
+        for number in range(40):
+            loop.send(f"$ echo {number}", f"c{number}")
+        found: list[int] = []
+
+        def all_ask() -> bool:
+            found.extend(loop.scalars(theirs))
+            return len(loop.requests()) == 40
+
+        loop.until("all turns are over", all_ask)
+        assert 1 < max(found) <= 5
 
 
 def test_tables_are_changed_on_postgres_itself(pooled_url: str, postgres_url: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import sqlalchemy as sa
 
+from shellback.exec.core.threads import cancelled
 from shellback.exec.wire import layout
 from shellback.exec.wire.bells import knock, prefix
 from shellback.exec.wire.descriptors import short
@@ -35,19 +36,88 @@ EVENTS: Final = "events"
 RETRY_S: Final = 5.0
 
 
-class Doorbell:
-    """Rings the workers of a host; in a worker it also answers, by ringing the bells of its queues.
+Bells = Mapping[str, Callable[[], None]]
+"""What to call when its name is rung."""
+
+
+class Notifications:
+    """Rings bells at notifications of Postgres, by one connection for all of them, which is there while there are any.
 
     `direct_url` is where it listens, if a pooler is between `database` and Postgres.
     """
 
-    def __init__(self, home: Path, host_id: str, database: Database, direct_url: str = "") -> None:
+    def __init__(self, database: Database, direct_url: str = "") -> None:
+        self._database = database
+        self._direct_url = direct_url
+        self._rung: list[Bells] = []
+        self._listens = False
+        self._task: asyncio.Task[None] | None = None
+
+    def ring(self, bells: Bells) -> None:
+        """Ring these from now on, until `leave`; each once at first, when they are sure to be rung."""
+        self._rung.append(bells)
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen())
+        elif self._listens:
+            _all_of(bells)
+
+    async def leave(self, bells: Bells) -> None:
+        """Ring these no more; the last ones close the connection."""
+        self._rung = [one for one in self._rung if one is not bells]
+        if not self._rung and self._task is not None:
+            task, self._task = self._task, None
+            await cancelled([task])
+
+    async def _listen(self) -> None:
+        import psycopg  # not for SQLite
+
+        url = normalised(self._direct_url) if self._direct_url else self._database.url
+        # Not as text: libpq would refuse a password with a space, and quote it in the error.
+        options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1]) | CONNECTING
+        told = False
+        while True:
+            try:
+                connection = await psycopg.AsyncConnection.connect(autocommit=True, **options)
+                async with connection:
+                    if not self._direct_url and await _pooled(connection):
+                        return _tell_of_the_pooler(shown(url))
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                    told, self._listens = False, True
+                    for bells in self._rung:
+                        _all_of(bells)  # items may have come before we listened
+                    async for note in connection.notifies():
+                        for bells in self._rung:
+                            if note.payload in bells:
+                                bells[note.payload]()
+            except psycopg.Error as error:
+                if not told:
+                    log.warning("items that other hosts enqueue wait for the next look: no notifications: %s", error)
+                told = True
+            finally:
+                self._listens = False
+            await asyncio.sleep(RETRY_S)
+
+
+def _all_of(bells: Bells) -> None:
+    for ring in bells.values():
+        ring()
+
+
+class Doorbell:
+    """Rings the workers of a host; in a worker it also answers, by ringing the bells of its queues.
+
+    It hears of other hosts by `notifications`, which the doorbells of a process share.
+    """
+
+    def __init__(
+        self, home: Path, host_id: str, database: Database, notifications: Notifications | None = None
+    ) -> None:
         self._directory = home / layout.BELLS
         self._host_id = host_id
         self._database = database
-        self._direct_url = direct_url
+        self._notifications = notifications or Notifications(database)
         self._sockets: list[socket.socket] = []
-        self._task: asyncio.Task[None] | None = None
+        self._bells: Bells | None = None
 
     def ring(self, host_id: str, queue: str) -> None:
         """Tell the workers of `host_id` that an item is on `queue`; called after the commit.
@@ -75,7 +145,7 @@ class Doorbell:
         """Call `ring` whenever a process of this host rings `name`, until `close`; by default, if it added events."""
         self._answer_at(_listener(self._directory, name, reader, once=True), ring)
 
-    async def listen(self, executor_id: str, bells: Mapping[str, Callable[[], None]], *, once: bool = False) -> None:
+    async def listen(self, executor_id: str, bells: Bells, *, once: bool = False) -> None:
         """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker.
 
         With `once` nobody will listen under this id again, so a ring removes what a crash has left of it.
@@ -83,7 +153,8 @@ class Doorbell:
         for queue, ring in bells.items():
             self._answer_at(_listener(self._directory, queue, executor_id, once=once), ring)
         if self._database.dialect != "sqlite":
-            self._task = asyncio.create_task(self._notified(bells))
+            self._bells = bells
+            self._notifications.ring(bells)
 
     def _answer_at(self, listener: socket.socket, ring: Callable[[], None]) -> None:
         self._sockets.append(listener)
@@ -91,41 +162,14 @@ class Doorbell:
 
     async def close(self) -> None:
         """Answer no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        if self._bells is not None:
+            bells, self._bells = self._bells, None
+            await self._notifications.leave(bells)
         while self._sockets:
             listener = self._sockets.pop()
             asyncio.get_running_loop().remove_reader(listener)
             (self._directory / Path(listener.getsockname()).name).unlink(missing_ok=True)
             listener.close()
-
-    async def _notified(self, bells: Mapping[str, Callable[[], None]]) -> None:
-        import psycopg  # not for SQLite
-
-        url = normalised(self._direct_url) if self._direct_url else self._database.url
-        # Not as text: libpq would refuse a password with a space, and quote it in the error.
-        options = cast("dict[str, Any]", url.get_dialect()().create_connect_args(url)[1]) | CONNECTING
-        told = False
-        while True:
-            try:
-                connection = await psycopg.AsyncConnection.connect(autocommit=True, **options)
-                async with connection:
-                    if not self._direct_url and await _pooled(connection):
-                        return _tell_of_the_pooler(shown(url))
-                    await connection.execute(f"LISTEN {CHANNEL}")
-                    told = False
-                    for ring in bells.values():
-                        ring()  # items may have come before we listened
-                    async for note in connection.notifies():
-                        if note.payload in bells:
-                            bells[note.payload]()
-            except psycopg.Error as error:
-                if not told:
-                    log.warning("items that other hosts enqueue wait for the next look: no notifications: %s", error)
-                told = True
-            await asyncio.sleep(RETRY_S)
 
 
 async def _pooled(connection: psycopg.AsyncConnection) -> bool:

@@ -20,7 +20,7 @@ from pydantic_ai import __version__ as pydantic_ai_version
 
 from shellback.exec.core.threads import cancelled
 from shellback.storage import rows
-from shellback.storage.db import Database, dbos_engine
+from shellback.storage.db import Database
 from shellback.storage.errors import ExecutorTaken
 from shellback.storage.tables import workers
 from shellback.work.hosts import hosts, roster
@@ -105,7 +105,6 @@ class Worker:
     _registered: bool = field(init=False, default=False)
     _launched: bool = field(init=False, default=False)
     _dispatch: Dispatch | None = field(init=False, default=None)
-    _pool: sa.Engine | None = field(init=False, default=None)
 
     async def start(self) -> None:
         """Connect to the supervisor, recover this executor's turns, and listen to the queues.
@@ -118,7 +117,6 @@ class Worker:
         for service in self.before:
             await service.start()
         self.runner.leaving.clear()
-        self._pool = dbos_engine(config.system_database_url)
         dbos = DBOS(config=self._dbos_config())
 
         @DBOS.workflow(
@@ -167,8 +165,6 @@ class Worker:
             # The heartbeat continues until our turns have ended.
             drain_s = 0 if self.fallen.is_set() else int(self.config.drain_s)
             await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=drain_s, destroy_registry=True)
-        if self._pool is not None:
-            self._pool.dispose()
         await cancelled(beat)
         await cancelled(self._running)
         self._loops, self._running = [], []
@@ -271,7 +267,7 @@ class Worker:
             "executor_id": self.config.executor_id,
             "application_version": self.config.version,
             "run_migrations": False,
-            "system_database_engine": self._pool,
+            "system_database_engine": self.database.dbos_engine,
             # It would hold a connection for messages of workflows, which we do not use.
             "use_listen_notify": False,
             # A file does not break while it is idle.

@@ -22,7 +22,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from shellback.storage import db, schema
-from shellback.storage.db import ATTEMPTS, CONNECTIONS, Database, dbos_engine
+from shellback.storage.db import ATTEMPTS, CONNECTIONS, Database
 from shellback.storage.errors import (
     DatabaseLocked,
     DatabaseUnreachable,
@@ -327,11 +327,9 @@ def pinged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.fixture
-def of_dbos(postgres_url: str) -> Iterator[sa.Engine]:
-    engine = dbos_engine(postgres_url)
-    assert engine is not None
-    yield engine
-    engine.dispose()
+def of_dbos(postgres: Database) -> sa.Engine:
+    assert postgres.dbos_engine is not None
+    return postgres.dbos_engine
 
 
 def backend(engine: sa.Engine) -> int:
@@ -355,21 +353,13 @@ def test_the_pool_of_dbos_replaces_connections_that_the_server_ended(of_dbos: sa
     assert not pids & now
 
 
-def test_the_pool_of_dbos_pings_a_connection_that_was_idle_for_long(
-    of_dbos: sa.Engine, pinged: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = backend(of_dbos)
-    monkeypatch.setattr(db, "PING_AFTER_S", 0.0)
-    assert backend(of_dbos) == before
-    assert len(pinged) == 1
-
-
 def test_transactions_bring_their_settings_and_leave_nothing_in_a_session_that_a_pooler_lends(pooled_url: str) -> None:
     def look(conn: sa.Connection) -> tuple[str, ...]:
         names = ("lock_timeout", "idle_in_transaction_session_timeout")
         return tuple(conn.execute(sa.text(f"SHOW {name}")).scalar_one() for name in names)
 
-    of_dbos, some = dbos_engine(pooled_url), [Database(pooled_url), Database(pooled_url)]
+    some = [Database(pooled_url), Database(pooled_url)]
+    of_dbos = some[0].dbos_engine
     assert of_dbos is not None
     for _ in range(10):
         for one in some:
@@ -380,7 +370,6 @@ def test_transactions_bring_their_settings_and_leave_nothing_in_a_session_that_a
         for name in ("lock_timeout", "idle_in_transaction_session_timeout"):
             assert other.execute(f"SHOW {name}").fetchone() == ("0",)
         assert other.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
-    of_dbos.dispose()
     for one in some:
         one.close()
 

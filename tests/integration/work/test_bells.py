@@ -13,7 +13,7 @@ from dbos import DBOSClient
 from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.work.approvals import sending
-from shellback.work.queue.doorbell import Doorbell
+from shellback.work.queue.doorbell import Doorbell, Notifications
 from shellback.work.queue.queues import TOKENS, DbosEnqueuer, decisions_queue, queues_of
 from tests.items import unrung
 from tests.stage import Stage, stage
@@ -145,7 +145,7 @@ def test_another_host_rings_through_postgres(
 
     async def listens_and_hears() -> None:
         database, rung = Database(url), asyncio.Queue[None]()
-        here = Doorbell(tmp_path, "here", database, direct if by_pooler else "")
+        here = Doorbell(tmp_path, "here", database, Notifications(database, direct if by_pooler else ""))
         elsewhere = Doorbell(tmp_path, "elsewhere", database)
         await here.listen("here.w", {"turns.here": lambda: rung.put_nowait(None)})
         try:
@@ -157,6 +157,41 @@ def test_another_host_rings_through_postgres(
             database.close()
 
     asyncio.run(listens_and_hears())
+
+
+def test_doorbells_of_a_process_hear_of_other_hosts_by_one_connection(postgres_url: str, tmp_path: Path) -> None:
+    listening = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    )
+
+    async def hear() -> None:
+        database, rung = Database(postgres_url), asyncio.Queue[str]()
+        shared = Notifications(database)
+        first, second = (Doorbell(tmp_path, name, database, shared) for name in ("a", "b"))
+        elsewhere = Doorbell(tmp_path, "c", database)
+
+        async def heard() -> str:
+            return await asyncio.wait_for(rung.get(), 60)
+
+        try:
+            await first.listen("first", {"turns.a": lambda: rung.put_nowait("a")}, once=True)
+            assert await heard() == "a"  # it listens
+            await second.listen("second", {"turns.b": lambda: rung.put_nowait("b")}, once=True)
+            assert await heard() == "b"
+            for queue in ("turns.b", "turns.a"):
+                await asyncio.to_thread(elsewhere.ring, "nobody", queue)
+            assert [await heard(), await heard()] == ["b", "a"]
+            assert await database.read(lambda conn: conn.execute(listening).scalar_one()) == 1
+            await first.close()
+            for queue in ("turns.a", "turns.b"):
+                await asyncio.to_thread(elsewhere.ring, "nobody", queue)
+            assert await heard() == "b"
+        finally:
+            await first.close()
+            await second.close()
+            database.close()
+
+    asyncio.run(hear())
 
 
 def test_a_ring_that_the_database_does_not_take_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
