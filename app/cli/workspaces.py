@@ -161,7 +161,7 @@ def add(
     from shellback.orders import note_workspace
     from shellback.storage.host import ensure_home
     from shellback.wiring.spaces import objection, source_objection
-    from shellback.wiring.views import settings_of
+    from shellback.wiring.views import in_effect
     from shellback.work.queue.mailbox import DEFAULT
 
     settings = load_settings()
@@ -173,7 +173,7 @@ def add(
             f" no sign; {DEFAULT} is WORKSPACE_ROOT"
         )
     wanted = _wanted(real, each, origin, source, keep, own)
-    seen = settings_of(settings, name, wanted)
+    seen = in_effect(settings, name, wanted)
     ensure_home(settings.shellback_home)
     with _locked(settings), contextlib.ExitStack() as undoing:
         known = written(settings.policy)
@@ -358,13 +358,13 @@ def _problem(settings: Settings, name: str, named: NamedWorkspace, others: dict[
     from shellback.exec.core.errors import ExecError
     from shellback.exec.core.runner import Runner
     from shellback.wiring.spaces import objection, source_objection
-    from shellback.wiring.views import settings_of
+    from shellback.wiring.views import in_effect
 
     path = named.path
     real = Path(os.path.realpath(path))
     if others is not None:
         try:
-            seen = settings_of(settings, name, named)
+            seen = in_effect(settings, name, named)
         except ExecError as error:
             return str(error)
         if (why := objection(seen, real, others) or source_objection(seen, named)) is not None:

@@ -26,7 +26,7 @@ class Views:
     def __init__(self, settings: Settings) -> None:
         self._first = settings
         self._there = {
-            os.path.realpath(written.path): (written, settings_of(settings, name, written))
+            os.path.realpath(written.path): (written, in_effect(settings, name, written))
             for name, written in workspaces(settings.policy).items()
         }
         held = self._there.get(os.path.realpath(settings.workspace_root))
@@ -83,16 +83,31 @@ def settings_of(settings: Settings, name: str, written: NamedWorkspace) -> Setti
     """
     if not written.own:
         return settings
-    wrong = f"{settings.policy}: workspace {name}: " if settings.policy else f"workspace {name}: "
+    wrong = _wrong(settings, name)
     try:
         found = settings.of_workspace(name, {key: _text(written.own[key]) for key in OWN if key in written.own})
     except SettingsError as error:
         raise PolicyUnusable(f"{wrong}{error}") from None
     if written.own.get("backend") == AUTO:
         raise PolicyUnusable(f"{wrong}BACKEND=auto is not allowed here: name one, or leave it out")
-    if found.network not in BY_NAME and (listed := [key for key in LISTED if key in written.own]):
-        raise PolicyUnusable(f'{wrong}{listed[0]} has no effect with NETWORK={found.network}: write network = "list"')
     return found
+
+
+def in_effect(settings: Settings, name: str, written: NamedWorkspace) -> Settings:
+    """As `settings_of`, where commands run.
+
+    Raises:
+        PolicyUnusable: One of its own is not allowed, or has no effect.
+    """
+    found = settings_of(settings, name, written)
+    if found.network not in BY_NAME and (listed := [key for key in LISTED if key in written.own]):
+        why = f'{listed[0]} has no effect with NETWORK={found.network}: write network = "list"'
+        raise PolicyUnusable(f"{_wrong(settings, name)}{why}")
+    return found
+
+
+def _wrong(settings: Settings, name: str) -> str:
+    return f"{settings.policy}: workspace {name}: " if settings.policy else f"workspace {name}: "
 
 
 def _text(value: object) -> str:

@@ -187,7 +187,8 @@ def _next(conn: sa.Connection) -> WorkItem | None:
 def set_up(url: str) -> Generator[Stage]:
     """A stage on a migrated Postgres database of its own."""
     # How long an actor rests within a transaction is the schedule's doing: only `play` may run out of patience.
-    with patch("shellback.storage.db._IDLE_MS", 0):
+    # So is how many of them do at once.
+    with patch("shellback.storage.db._IDLE_MS", 0), patch("shellback.storage.db.CONNECTIONS", 16):
         db = Database(url, lock_timeout_s=2 * LIMIT_S)
         db.write_now(of_dbos.create_all)
         watch(db)

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ async def test_a_wait_is_cut_to_what_is_left_of_the_run(engine: Engine) -> None:
 
 async def test_a_bound_that_is_used_up_is_a_runtime_error(engine: Engine) -> None:
     shell = AsyncShell(engine, ByOperator(engine))
-    engine.store._limit = 1  # pyright: ignore[reportAttributeAccessIssue]
+    engine.limits = replace(engine.limits, sessions=1)
     running = await shell.spawn(["sleep", "60"])
     with pytest.raises(RuntimeError, match="1 is the limit"):
         await shell.execute("true")
