@@ -23,9 +23,13 @@ _CONNECT: Final = (
     r'[ "$status" = 200 ] || { echo "${why%%$'
     "'\r'"
     '}" >&2; exit 1; }; '
-    'while read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done; cat <&3 & exec cat >&3'
+    'while read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done; cat <&3 & '
+    'trap "kill $! 2>/dev/null" EXIT; cat >&3'
 )
-"""A tunnel by the proxy to host $0 and port $1, in bash alone; `%%` is ssh's for `%`."""
+"""A tunnel by the proxy to host $0 and port $1, in bash alone; `%%` is ssh's for `%`.
+
+It ends with its input: ssh kills the shell as it ends, and what still read would hold the connection.
+"""
 PROXIED: Final = {
     # Without socks5h://, for which some programs need a package that they lack.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), PROXY),
