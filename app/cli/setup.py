@@ -154,7 +154,7 @@ def migrate(check: bool, source: Path | None) -> None:
 
     \b
       shellback migrate
-      shellback migrate --from ~/.shellback/shellback.db
+      shellback migrate --from ~/.local/state/shellback/shellback.db
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.storage import schema
     from shellback.wiring import wiring
@@ -162,7 +162,7 @@ def migrate(check: bool, source: Path | None) -> None:
     if check and source is not None:
         raise click.UsageError("--check changes nothing, and --from copies: give one of them")
     settings = load_settings()
-    copied: dict[str, int] = {}
+    copied: dict[str, int] | None = None
     with wiring.place(settings, migrated=False) as where:
         before = schema.check(where.database)
         if check:
@@ -176,10 +176,9 @@ def migrate(check: bool, source: Path | None) -> None:
             copied = wiring.transferred(where, source)
     facts = {"database": settings.shown_database, "before": before.value, "after": after.value}
     lines = [f"{settings.shown_database}: {before.value} -> {after.value}"]
-    if source is not None:
-        facts |= {"copied": copied}
-        lines.append(f"{sum(copied.values())} row(s) copied: {copied['conversations']} conversation(s)")
-    show(facts, lines)
+    if copied is not None:
+        lines.append(f"rows copied: {sum(copied.values())}, of conversations: {copied['conversations']}")
+    show(facts if copied is None else {**facts, "copied": copied}, lines)
 
 
 @click.command()

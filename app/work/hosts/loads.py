@@ -37,11 +37,14 @@ def loads(conn: sa.Connection, here: str) -> list[Load]:
     """The load of every host, the last heard of first; `here` is this host, which knows its own dead workers."""
     at = conversations.c.host_id
     alive = Counter(one.host_id for one in roster.look(conn, here) if one.state == "alive")
-    talks = _counted(conn, sa.select(at))
-    live = _counted(conn, sa.select(sessions.c.host_id).where(sessions.c.state.in_(LIVE)))
-    items = sa.select(at).join(turns, turns.c.conversation_id == conversations.c.id).where(turns.c.outcome.is_(None))
-    waiting = _counted(conn, items.where(turns.c.started_at.is_(None)))
-    running = _counted(conn, items.where(turns.c.started_at.is_not(None)))
+    talks = _counted(conn, at)
+    live = _counted(conn, sessions.c.host_id, sessions.c.state.in_(LIVE))
+    begun = sa.func.count(turns.c.started_at)
+    query = sa.select(at, sa.func.count() - begun, begun).join(turns, turns.c.conversation_id == conversations.c.id)
+    items = {
+        host: (waiting, running)
+        for host, waiting, running in conn.execute(query.where(turns.c.outcome.is_(None)).group_by(at))
+    }
     return [
         Load(
             host_id=host.host_id,
@@ -51,13 +54,14 @@ def loads(conn: sa.Connection, here: str) -> list[Load]:
             workers=alive[host.host_id],
             conversations=talks.get(host.host_id, 0),
             processes=live.get(host.host_id, 0),
-            waiting=waiting.get(host.host_id, 0),
-            running=running.get(host.host_id, 0),
+            waiting=waiting,
+            running=running,
         )
         for host in hosts.known(conn)
+        for waiting, running in [items.get(host.host_id, (0, 0))]
     ]
 
 
-def _counted(conn: sa.Connection, named: sa.Select[tuple[str]]) -> Mapping[str, int]:
-    host = named.subquery().c.host_id
-    return {row[0]: row[1] for row in conn.execute(sa.select(host, sa.func.count()).group_by(host))}
+def _counted(conn: sa.Connection, host: sa.Column[str], *which: sa.ColumnElement[bool]) -> Mapping[str, int]:
+    query = sa.select(host, sa.func.count()).where(*which).group_by(host)
+    return {row[0]: row[1] for row in conn.execute(query)}

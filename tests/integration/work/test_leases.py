@@ -96,19 +96,20 @@ def successor(db: Database, patch: pytest.MonkeyPatch) -> Worker:
     return Worker(SECOND, db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
 
 
-async def waits(start: asyncio.Task[None], caplog: pytest.LogCaptureFixture) -> None:
-    """Until it has said that it waits; it must not have ended."""
+async def waiting(db: Database, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> asyncio.Task[None]:
+    """The start of a second worker that has said that it waits for the lease of the first."""
+    db.write_now(working._register, FIRST)
+    start = asyncio.create_task(successor(db, patch)._take_name())
     while "held by process" not in caplog.text:
         assert not start.done()
         await asyncio.sleep(0.01)
+    return start
 
 
 async def test_a_start_after_a_restart_of_the_machine_waits_for_the_end_of_the_lease(
     db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    db.write_now(working._register, FIRST)
-    start = asyncio.create_task(successor(db, monkeypatch)._take_name())
-    await waits(start, caplog)
+    start = await waiting(db, monkeypatch, caplog)
     assert holder(db) == ("one", False)
     let_the_lease_end(db)
     async with asyncio.timeout(30):
@@ -120,9 +121,7 @@ async def test_a_start_after_a_restart_of_the_machine_waits_for_the_end_of_the_l
 async def test_a_start_is_refused_when_the_holder_of_its_name_renews_the_lease(
     db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    db.write_now(working._register, FIRST)
-    start = asyncio.create_task(successor(db, monkeypatch)._take_name())
-    await waits(start, caplog)
+    start = await waiting(db, monkeypatch, caplog)
     assert db.write_now(working._heartbeat, FIRST)
     async with asyncio.timeout(30):
         with pytest.raises(ExecutorTaken):
