@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from chaos.cells import CODE, KILLED, TRUE, Cell
 from chaos.strike import Crash, Hold, InContainer, Kill, PowerCut, Strike
 from shellback.exec.core.model import SessionState
+from shellback.storage import watches
 from shellback.storage.errors import DatabaseUnreachable
 from shellback.work.errors import ApprovalSettled
 from tests.databases import PostgresServer
@@ -110,7 +111,8 @@ class _Story:
                 self._strike.look("approved")
                 self._made.decide(pending)
             self._strike.look("hired")
-            return bool(self._telling()) and self._made.at_rest()
+            # A watch that is on may still have a hit to tell, up to 30 s after an outage.
+            return bool(self._telling()) and not self._made.read(watches.find) and self._made.at_rest()
         return False
 
     def _call(self, session_id: str) -> None:
