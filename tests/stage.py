@@ -195,13 +195,14 @@ class Stage:
         return self.until(f"an answer to {item_id}", lambda: next(iter(self.answers(since=item_id)), None))
 
     def answers(self, *, since: str | None = None, conversation: str = "c1") -> list[str]:
-        """All answers in a conversation, or those after the item `since` was sent in its own."""
+        """All answers in a conversation, or those of the turn that heard the message `since` and of later ones."""
         query = sa.select(turns.c.answer).where(turns.c.answer.is_not(None)).order_by(turns.c.ended_at)
         if since is None:
             return self.scalars(query.where(turns.c.conversation_id == conversation))
-        sent = sa.select(turns.c.conversation_id, turns.c.created_at).where(turns.c.id == since).subquery()
+        hearing = sa.select(turns.c.conversation_id, turns.c.ended_at).join(mailbox, mailbox.c.taken_by == turns.c.id)
+        heard = hearing.where(mailbox.c.dedupe_key == since).subquery()
         return self.scalars(
-            query.where(turns.c.conversation_id == sent.c.conversation_id, turns.c.ended_at >= sent.c.created_at)
+            query.where(turns.c.conversation_id == heard.c.conversation_id, turns.c.ended_at >= heard.c.ended_at)
         )
 
     def turn(self, item_id: str) -> dict[str, Any] | None:

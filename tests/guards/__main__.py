@@ -175,7 +175,9 @@ def _control(tests: Set[str], copies: queue.SimpleQueue[Path], jobs: int) -> tup
         return tests, ""
     with _taken(copies) as directory:
         try:
-            done = _tests(directory, sorted(tests), "-n", str(jobs), "--dist", "worksteal", limit_s=CONTROL_S)
+            # As many attempts as `make test` gives a test.
+            options = ("-n", str(jobs), "--dist", "worksteal", "--reruns", "1")
+            done = _tests(directory, sorted(tests), *options, limit_s=CONTROL_S)
         except subprocess.TimeoutExpired:
             return frozenset(), f"not done within {CONTROL_S:.0f} s"
     return frozenset(_red(done.stdout)), "" if done.returncode == PASSED else (done.stdout + done.stderr)[-4000:]
