@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.client.client import Client
+from shellback.exec.core.model import Session
 from shellback.storage.tables import audit
 from tests.clients import client, known
 from tests.commands import facts, shellback, told
@@ -93,6 +94,13 @@ def printing(made: Stage, mode: str = "plain", to: int = 1, tool: str = "execute
     return asked(made, f"!{tool} {args}", mode)
 
 
+def over(made: Stage, part: str) -> Session:
+    """The session of a command, once its agent has heard of its end: by a wake, or in the turn that started it."""
+    ended = made.until("it ends", lambda: next((s for s in made.sessions(live=False) if part in s.command), None))
+    made.until("its end was heard", made.at_rest)
+    return ended
+
+
 @pytest.mark.parametrize("mode", ["plain", "coloured"])
 def test_no_canary_is_in_the_result_of_a_command(masking: Stage, mode: str) -> None:
     answer = printing(masking, mode)
@@ -103,11 +111,8 @@ def test_no_canary_is_in_the_result_of_a_command(masking: Stage, mode: str) -> N
 
 def test_no_canary_is_in_standard_error(masking: Stage) -> None:
     printing(masking, "errors", 2, "shell", op="spawn")
-    session = masking.until(
-        "it has ended", lambda: next((s for s in masking.sessions(live=False) if "errors" in s.command), None)
-    )
+    session = over(masking, "errors")
     assert session.separate_stderr
-    masking.until("its wake was heard", lambda: masking.answers(conversation="errors")[1:])
     history = asked(masking, f'!process_log {{"session_id": "{session.id}", "stderr": true}}', "errors")
     assert "[secret CANARY_TOKEN_" in history
     assert not seen(history)
@@ -124,8 +129,7 @@ def test_no_canary_is_on_a_screen(masking: Stage) -> None:
 
 def test_no_canary_is_in_pages_polls_wakes_and_hits(masking: Stage) -> None:
     printing(masking, "paged", background=True)
-    session = masking.session("paged")
-    masking.until("its wake was heard", lambda: masking.answers(conversation="paged")[1:])
+    session = over(masking, "paged")
     total = (masking.home / "sessions" / session.id / "log").stat().st_size
     one = f'"session_id": "{session.id}"'
     pages = [
