@@ -111,7 +111,7 @@ class _Story:
                 self._strike.look("approved")
                 self._made.decide(pending)
             self._strike.look("hired")
-            # A watch that is on may still have a hit to tell, up to 30 s after an outage.
+            # A watch that is on may still have a hit to tell, seconds after an outage.
             return bool(self._telling()) and not self._made.read(watches.find) and self._made.at_rest()
         return False
 

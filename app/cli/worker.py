@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -177,10 +178,11 @@ def workers(everything: bool) -> None:
       shellback workers
       shellback workers --all --json
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.storage.executor_lock import has_ended
     from shellback.work.hosts import roster
 
     with opened() as where:
-        found = where.database.read_now(roster.look, where.host_id)
+        found = where.database.read_now(roster.look, where.host_id, ended=partial(has_ended, where.home))
         lost = where.database.read_now(roster.lost_turns)
     shown = [one for one in found if everything or one.state in {"alive", "silent"} or one.executor_id in lost]
     columns: Columns[Employed] = {

@@ -94,9 +94,9 @@ class Calls:
         for run in self.loops:
             self._later(run())
         # As a worker does, so that a backup that is older than this is noticed.
-        self._later(every(COUNT_S, "count", self._count))
+        self._later(every(COUNT_S, "count", self._count, self.database.pause, first_s=COUNT_S))
         if self.database.dialect != "sqlite":
-            self._later(every(HEARTBEAT_S, "heartbeat", self._beat, first_s=0.0))
+            self._later(every(HEARTBEAT_S, "heartbeat", self._beat, self.database.pause, first_s=0.0))
 
     async def stop(self) -> None:
         """Close all connections, and let go; processes run on but those whose lifetime is that of a connection."""

@@ -29,6 +29,7 @@ from sqlalchemy import event, exc
 
 from shellback.storage.errors import DatabaseLocked, DatabaseUnreachable, OutcomeUnknown
 from shellback.storage.failures import failure_of
+from shellback.storage.outage import Outage
 from shellback.storage.url import normalised, shown
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Database:
         self.url: Final = normalised(url)
         self.noted: Callable[[], object] = _nobody
         """Called after a transaction that has added events, by `tell_after`."""
+        self._outage = Outage()
         if self.dialect == "sqlite":
             self._file: SqliteFile | None = SqliteFile(str(self.url.database))
             self._writer, self._reader = sqlite_engines(
@@ -110,6 +112,10 @@ class Database:
         """`read` in the calling thread."""
         return self._retried(self._reader, lambda conn: fn(conn, *args, **kwargs))
 
+    async def pause(self, seconds: float, *, since: float) -> None:
+        """Wait before a repeat: `seconds`, or until an outage ends; not at all if one has ended `since` (monotonic)."""
+        await self._outage.pause(seconds, since=since)
+
     def close(self) -> None:
         """Wait for running transactions, then close every thread and connection. Queued transactions never begin."""
         if self._write_thread is not None:
@@ -128,13 +134,18 @@ class Database:
         attempt = 1
         while True:
             try:
-                return self._once(source, fn)
+                result = self._once(source, fn)
             except Exception as error:
                 failure = failure_of(error, self.url)
                 if failure is None:
                     raise
                 if not failure.passing or attempt == ATTEMPTS:
+                    self._outage.failed()
                     raise failure.error from error
+            else:
+                if source is not self._reader:
+                    self._outage.committed()
+                return result
             time.sleep(random.uniform(0.5, 1.0) * 0.02 * 2**attempt)  # noqa: S311 - jitter
             attempt += 1
 

@@ -58,6 +58,9 @@ class SqlSessionStore(SessionStore):
     within_call: WithinCall | None = None
     refused: Refused | None = None
 
+    async def pause(self, seconds: float, *, since: float) -> None:
+        await self.database.pause(seconds, since=since)
+
     async def claim(self, session: Session, *, limit: int = SESSIONS_PER_CONVERSATION) -> Session:
         async with self._telling():
             return await self.database.write(claim, session, within=self.within, limit=limit)

@@ -28,6 +28,9 @@ class SqlWatchStore(WatchStore):
         self._database = database
         self._sink = sink
 
+    async def pause(self, seconds: float, *, since: float) -> None:
+        await self._database.pause(seconds, since=since)
+
     async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:
         return await self._database.write(place, watch, epoch)
 

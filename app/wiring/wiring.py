@@ -370,7 +370,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     """
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
-    from shellback.storage.executor_lock import ExecutorLock
+    from shellback.storage.executor_lock import ExecutorLock, has_ended
     from shellback.storage.host import process_space
     from shellback.telemetry.watches import watches as chosen
     from shellback.wiring.equipping import equipped
@@ -486,7 +486,15 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                     *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),
                 ),
             ),
-            Takeover(database, client, where.host_id, (executor_id, version), runner.running, doorbell.ring),
+            Takeover(
+                database,
+                client,
+                where.host_id,
+                (executor_id, version),
+                runner.running,
+                doorbell.ring,
+                partial(has_ended, where.home),
+            ),
             engine,
             partial(supervision.cleanup, settings, database, engine),
             doorbell,

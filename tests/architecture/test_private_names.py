@@ -55,6 +55,10 @@ POLLS: Final = (
     "without_polls, which launches DBOS without threads that poll for what we do not use. Find what it launches now;"
     " without it a worker at rest runs six statements a second"
 )
+WAITS: Final = (
+    "with_short_waits, which bounds how long DBOS waits before it asks a database again that was away. Find what it"
+    " sleeps by; without it turns go on up to 90 s after an outage"
+)
 THREADS: Final = (
     "hearing.py: a call past its time ends although its thread runs on. Look what FunctionToolset does around a call"
     " that has a timeout, and do that"
@@ -89,6 +93,7 @@ NAMES: Final = (
     Private("dbos._queue", "queue_thread", POLLS),
     Private("dbos._queue", "queue_worker_thread", TAKEN),
     Private("dbos._scheduler", "dynamic_scheduler_loop", POLLS),
+    Private("dbos._sys_db", "db_retry", WAITS),
     Private("dbos._workflow_commands", "background_jobs_thread", POLLS),
 )
 STATE: Final = {

@@ -1,11 +1,12 @@
 """Interfaces that the engine needs: stores, sinks for ends and hits, and the supervisor.
 
 Stores and sinks have an implementation without DBOS, so the toolset works in any Pydantic AI agent. Each method of a
-store is one transaction; a cancelled call leaves its transaction complete or not begun.
+store but `pause` is one transaction; a cancelled call leaves its transaction complete or not begun.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,18 @@ class ExitSink(Protocol):
         ...
 
 
-class SessionStore(Protocol):
+class Store(Protocol):
+    """What a store is besides its rows."""
+
+    async def pause(self, seconds: float, *, since: float) -> None:  # noqa: ARG002 - this one is never away
+        """Wait before a failed call is repeated: `seconds`, or until a store that was away answers again.
+
+        Returns at once if it has come back `since` the failed call began (monotonic).
+        """
+        await asyncio.sleep(seconds)
+
+
+class SessionStore(Store, Protocol):
     """Durable sessions, and the recorded outcomes of calls that change them."""
 
     async def claim(self, session: Session, *, limit: int = SESSIONS_PER_CONVERSATION) -> Session:
@@ -120,7 +132,7 @@ class WatchSink(Protocol):
         ...
 
 
-class WatchStore(Protocol):
+class WatchStore(Store, Protocol):
     """Durable watches. Each hit is counted and told once, even if several workers find it."""
 
     async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:

@@ -185,6 +185,7 @@ class Ends:
     async def _finished(self, session_id: SessionId, end: SessionEnd, *, told: bool) -> Session | None:
         delay = FIRST_DELAY_S
         while True:
+            began = time.monotonic()
             try:
                 reach("exit.finishing")
                 return await self._store.finish(session_id, end, told_inline=told or session_id in self.inline)
@@ -195,8 +196,10 @@ class Ends:
                     )
                 return None
             except Exception as error:  # noqa: BLE001 - whatever keeps the store from it, the end must not be lost
-                log.warning("the end of session %s is not recorded yet: %s; again in %.2f s", session_id, error, delay)
-            await asyncio.sleep(delay)
+                log.warning(
+                    "the end of session %s is not recorded yet: %s; again within %.2f s", session_id, error, delay
+                )
+            await self._store.pause(delay, since=began)
             delay = min(delay * 2, LONGEST_DELAY_S)
 
 

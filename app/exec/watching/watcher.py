@@ -147,6 +147,7 @@ class Watcher:
         try:
             with about(session=watch.session_id):
                 while True:
+                    began = time.monotonic()
                     try:
                         found = await self.store.get(watch.id)
                         if found is None or not found.on:
@@ -154,8 +155,8 @@ class Watcher:
                         await self._follow(found)
                         delay_s = FIRST_DELAY_S
                     except Exception as error:  # noqa: BLE001 - no error may lose the watch
-                        log.warning("watch %s cannot be evaluated: %s; again in %.1f s", watch.id, error, delay_s)
-                        await asyncio.sleep(delay_s)
+                        log.warning("watch %s cannot be evaluated: %s; again within %.1f s", watch.id, error, delay_s)
+                        await self.store.pause(delay_s, since=began)
                         delay_s = min(delay_s * 2, LONGEST_DELAY_S)
         finally:
             self._tasks.pop(watch.id, None)

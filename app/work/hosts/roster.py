@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -40,10 +41,19 @@ class Employed:
     quiet_s: float
 
 
-def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[Employed]:
+Ended = Callable[[str, str], bool]
+"""Whether the process that held an executor id with a token is known to have ended."""
+
+
+def _unknown(_executor_id: str, _token: str) -> bool:
+    return False
+
+
+def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: Ended = _unknown) -> list[Employed]:
     """The 200 workers heard of last, of this host or of every host; last started first.
 
-    Chosen by heartbeat, so that a living worker is not left out; its turns would be taken over.
+    Chosen by heartbeat, so that a living worker is not left out; its turns would be taken over. `ended` tells of
+    workers of this host in other PID namespaces.
     """
     query = sa.select(workers).order_by(workers.c.heartbeat_at.desc()).limit(200)
     if not everywhere:
@@ -56,7 +66,7 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[
             host_id=row.host_id,
             pid=row.pid,
             version=row.version,
-            state=_state(row, now, gone=_gone(row, host_id)),
+            state=_state(row, now, lambda row: _gone(row, host_id, ended)),
             started_at=row.started_at,
             heartbeat_at=row.heartbeat_at,
             stopped_at=row.stopped_at,
@@ -71,18 +81,20 @@ def there(conn: sa.Connection, host_id: str) -> list[Employed]:
     return [one for one in look(conn, host_id, everywhere=False) if one.state in {"alive", "silent"}]
 
 
-def _state(row: sa.Row[Any], now: float, *, gone: bool) -> Standing:
+def _state(row: sa.Row[Any], now: float, gone: Callable[[sa.Row[Any]], bool]) -> Standing:
     if row.stopped_at is not None:
         return "stopped"
-    if gone:
+    if gone(row):
         return "dead"
     return "alive" if row.heartbeat_at > now - LEASE_S else "silent"
 
 
-def _gone(row: sa.Row[Any], host_id: str) -> bool:
-    # Only pids of our own PID namespace can be checked, not those of another container.
-    if row.host_id != host_id or row.boot_id != process_space():
+def _gone(row: sa.Row[Any], host_id: str, ended: Ended) -> bool:
+    if row.host_id != host_id:
         return False
+    if row.boot_id != process_space():
+        # In another container the pid means another process.
+        return bool(row.token) and ended(row.executor_id, row.token)
     found = procfs.read(row.pid)
     return found is None or not found.alive
 

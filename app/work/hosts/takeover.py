@@ -3,8 +3,8 @@
 It also rings for items that wait, because a ring may be lost. One statement finds out whether there is anything to do.
 
 First our own: an outage of the database can end a turn in DBOS's memory but not in its table. Then, on Postgres, those
-of other workers that are dead (their process is gone) or whose lease has ended: they hang, are paused or cut off. If
-such a worker comes back, its epoch is old, and it cannot write.
+of other workers that are dead (their process is gone, or the lock of their name is free) or whose lease has ended: they
+hang, are paused or cut off. If such a worker comes back, its epoch is old, and it cannot write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shellback.storage import rows
 from shellback.storage.db import Database, after_commit
 from shellback.storage.tables import turns, workers
 from shellback.work.hosts import roster
-from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed
+from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed, Ended
 from shellback.work.queue import stream
 from shellback.work.queue.dbos_private import open_items
 from shellback.work.queue.queues import queues_of
@@ -46,6 +46,7 @@ class Takeover:
     running: Collection[str]
     ring: Callable[[str, str], None]
     """Tells workers of a host that an item is on a queue."""
+    ended: Ended
     open_items: Callable[[sa.Connection, Sequence[str]], Collection[tuple[str, str]]] = open_items
     _idle_before: set[str] = field(init=False, default_factory=set[str])
     _waits_for: str = field(init=False, default="")
@@ -63,7 +64,7 @@ class Takeover:
             await self._hand_on_what_was_dropped()
         if self.database.dialect == "sqlite" or not statuses:
             return
-        known = await self.database.read(_known, self.host_id)
+        known = await self.database.read(self._known)
         me = known.get(self.me[0])
         if me is None or me.state != "alive":
             return  # one that was paused or cut off judges nobody
@@ -107,11 +108,15 @@ class Takeover:
             return None
         return f"worker {worker.executor_id} is {worker.state} (last heard of {worker.quiet_s:.0f} s ago)"
 
+    def _known(self, conn: sa.Connection) -> dict[str, Employed]:
+        found = roster.look(conn, self.host_id, everywhere=False, ended=self.ended)
+        return {worker.executor_id: worker for worker in found}
+
     def _take(self, conn: sa.Connection, executor_id: str | None) -> tuple[str, list[str]]:
         """Put the orphaned turns of a worker back on their queues; returns the reason and their items."""
         # This lock keeps out other takeovers, and the worker itself, which writes this row when it beats or restarts.
         rows.lock_row(conn, workers, executor_id)
-        known = _known(conn, self.host_id)
+        known = self._known(conn)
         versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self.me[1]}
         why, by_queue = "", dict[str, list[str]]()
         for item in self._pending(executor_id):
@@ -138,10 +143,6 @@ class Takeover:
             return
         await self.client.set_latest_application_version_async(self.me[1])
         log.warning("no living worker is of version %s: new items go to version %s from now on", latest, self.me[1])
-
-
-def _known(conn: sa.Connection, host_id: str) -> dict[str, Employed]:
-    return {worker.executor_id: worker for worker in roster.look(conn, host_id, everywhere=False)}
 
 
 def _versions(conn: sa.Connection) -> set[str]:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -170,7 +171,7 @@ class Notifier:
         """Send due notices forever. After a cancellation the next worker sends unfinished ones again."""
         while True:
             self._bell.clear()
-            wait_s: float | None = IDLE_S
+            began = time.monotonic()
             try:
                 taken = await self.database.write(notices.take, limit=AT_ONCE, lease_s=self.timeout_s + LEASE_S)
                 # `return_exceptions`: an error of one must not abandon the others.
@@ -180,6 +181,8 @@ class Notifier:
                 wait_s = 0.0 if len(taken) == AT_ONCE else await self.database.read(notices.next_due)
             except Exception as error:  # noqa: BLE001 - the rows are kept
                 log.warning("notices wait: %s", error)
+                await self.database.pause(IDLE_S, since=began)
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), IDLE_S if wait_s is None else min(IDLE_S, wait_s))
 

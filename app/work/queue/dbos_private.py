@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, cast
 
 import sqlalchemy as sa
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from dbos import DBOS, Queue
 
     from shellback.work.queue.bells import Bell
+
+
+LONGEST_S: Final = 5.0
 
 
 def items(conn: sa.Connection) -> sa.TableClause:
@@ -105,6 +110,20 @@ def without_lookups(dbos: DBOS, first: Container[str]) -> None:
         return None if workflow_id in first else look(workflow_id, *which, **more)
 
     vars(database)["check_operation_execution"] = looked_up
+
+
+def with_short_waits() -> None:
+    """Have DBOS repeat what the database refused after at most `LONGEST_S`, in this process.
+
+    By itself it waits ever longer, so that turns would go on up to 90 s after the end of an outage.
+    """
+    from dbos._sys_db import db_retry
+
+    vars(sys.modules[db_retry.__module__])["time"] = SimpleNamespace(**{**vars(time), "sleep": _wait_shortly})
+
+
+def _wait_shortly(seconds: float) -> None:
+    time.sleep(min(seconds, LONGEST_S))
 
 
 def take_items(bell: Bell, dbos: DBOS, queue: Queue) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -22,14 +23,23 @@ class Service(Protocol):
     async def stop(self) -> None: ...
 
 
+class Pause(Protocol):
+    """`Database.pause`."""
+
+    async def __call__(self, seconds: float, *, since: float) -> None: ...
+
+
 async def every(
-    seconds: float, name: str, act: Callable[[], Awaitable[object]], *, first_s: float | None = None
+    seconds: float, name: str, act: Callable[[], Awaitable[object]], pause: Pause, *, first_s: float
 ) -> None:
-    """Act every `seconds`, first after `first_s`, until cancelled. A failure is logged."""
-    await asyncio.sleep(seconds if first_s is None else first_s)
+    """Act every `seconds`, first after `first_s`, until cancelled. After a failure, which is logged, `pause`."""
+    await asyncio.sleep(first_s)
     while True:
+        began = time.monotonic()
         try:
             await act()
         except Exception:
-            log.exception("%s failed; it is tried again in %.0f s", name, seconds)
-        await asyncio.sleep(seconds)
+            log.exception("%s failed; it is tried again within %.0f s", name, seconds)
+            await pause(seconds, since=began)
+        else:
+            await asyncio.sleep(seconds)

@@ -27,7 +27,7 @@ from shellback.work.hosts import hosts, roster
 from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
-from shellback.work.queue.dbos_private import without_lookups, without_polls
+from shellback.work.queue.dbos_private import with_short_waits, without_lookups, without_polls
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.queues import APPLICATION, LOOK_S, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
@@ -125,6 +125,7 @@ class Worker:
         async def turn(item: dict[str, Any]) -> dict[str, Any]:
             return await self.runner.run(item)
 
+        with_short_waits()
         DBOS.listen_queues(())  # the dispatch listens to ours
         slots = zip(queues_of(config.host_id), (config.turn_slots, config.wake_slots), strict=True)
         self._dispatch = Dispatch(config.executor_id, self.doorbell, dict(slots))
@@ -140,13 +141,17 @@ class Worker:
         for service in self.beside:
             await service.start()
         self._running = [asyncio.create_task(run()) for run in self.loops]
+        repeated: Sequence[tuple[float, str, Callable[[], Awaitable[object]], float]] = (
+            (config.sweep_s, "sweep", partial(self._if_held, self.sweep.once), 0.5),
+            (LOOK_S, "takeover", partial(self._if_held, self.takeover.once), 0.5),
+            (CLEANUP_S, "log clean-up", self.cleanup, CLEANUP_S),
+            (RETAIN_S, "retention", self.retain, RETAIN_FIRST_S),
+            (COUNT_S, "count", self._count, COUNT_S),
+            (HEARTBEAT_S, "heartbeat", self._beat, HEARTBEAT_S),
+        )
         self._loops = [
-            asyncio.create_task(every(config.sweep_s, "sweep", partial(self._if_held, self.sweep.once), first_s=0.5)),
-            asyncio.create_task(every(LOOK_S, "takeover", partial(self._if_held, self.takeover.once), first_s=0.5)),
-            asyncio.create_task(every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
-            asyncio.create_task(every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
-            asyncio.create_task(every(COUNT_S, "count", self._count, first_s=COUNT_S)),
-            asyncio.create_task(every(HEARTBEAT_S, "heartbeat", self._beat)),
+            asyncio.create_task(every(seconds, name, act, self.database.pause, first_s=first_s))
+            for seconds, name, act, first_s in repeated
         ]
         log.info("worker %s ready, version %s", config.executor_id, self.config.version)
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from shellback.exec.supervisor.process import procfs
 from shellback.storage import executor_lock
 from shellback.storage.errors import ExecutorTaken, HomeUnusable
-from shellback.storage.executor_lock import ExecutorLock
+from shellback.storage.executor_lock import ExecutorLock, has_ended
 from shellback.storage.host import boot_id, ensure_home, host_id
-from tests.databases import at_once
+from tests.databases import at_once, unavailable
+from tests.supervisors import kill, run_to_end
+
+# pyright: reportPrivateUsage=false
 
 
 def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -67,15 +74,49 @@ def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immedia
     lock.release()
 
 
+def test_an_end_is_known_in_another_pid_namespace_and_not_before_it(tmp_path: Path) -> None:
+    apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork")
+    if shutil.which("unshare") is None or run_to_end(*apart, "true").returncode:
+        unavailable("PID namespaces cannot be made here (needs user namespaces and unshare)")
+    command = [*apart, sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        token = holder.stdout.readline().strip()
+        assert not has_ended(tmp_path, "w/1", token)
+        kill(*procfs.children(holder.pid))
+    assert has_ended(tmp_path, "w/1", token)
+    assert not has_ended(tmp_path, "w/1", "another token")
+    assert not has_ended(tmp_path, "w/2", token)
+
+
+def test_a_look_for_an_end_keeps_no_worker_from_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ExecutorLock("w", tmp_path).release()
+    look = os.open(executor_lock._path(tmp_path, "w"), os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    waits = list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            os.close(look)
+
+    monkeypatch.setattr(executor_lock, "time", SimpleNamespace(sleep=sleep))
+    ExecutorLock("w", tmp_path).release()
+    assert len(waits) == 2
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_of_another_directory_or_boot_nobody_knows_whether_the_worker_before_has_ended(
     tmp_path: Path, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tmp_path / "first"
     first.mkdir()
-    ExecutorLock("w", first).release()
+    lock = ExecutorLock("w", first)
+    lock.release()
     if copied:
         shutil.copytree(first, tmp_path / "second")
     else:
         monkeypatch.setattr(executor_lock, "boot_id", lambda: "another")
-    assert ExecutorLock("w", tmp_path / "second" if copied else first).before == ""
+    home = tmp_path / "second" if copied else first
+    assert not has_ended(home, "w", lock.token)
+    assert ExecutorLock("w", home).before == ""

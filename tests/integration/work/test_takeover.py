@@ -80,16 +80,34 @@ class Bench:
         self.db = db
         self.client = FakeClient()
         self.running: set[str] = set()
+        self.locks: dict[tuple[str, str], bool] = {}
+        """Whether each lock, by executor id and token, is known to be free."""
         self.takeover = self.of("b")
 
     def of(self, name: str, version: str = VERSION) -> Takeover:
         client: Any = self.client
-        return Takeover(self.db, client, HOST, (name, version), self.running, unrung, self.client.open_items)
+        return Takeover(
+            self.db, client, HOST, (name, version), self.running, unrung, self.ended, self.client.open_items
+        )
+
+    def ended(self, executor_id: str, token: str) -> bool:
+        return self.locks.get((executor_id, token), False)
 
     def worker(
-        self, name: str, *, quiet_s: float = 0.0, lives: bool = True, version: str = VERSION, stopped: bool = False
+        self,
+        name: str,
+        *,
+        quiet_s: float = 0.0,
+        lives: bool = True,
+        version: str = VERSION,
+        stopped: bool = False,
+        space: str = "",
     ) -> None:
-        process = {"pid": os.getpid() if lives else NO_PID, "boot_id": process_space()}
+        process = {
+            "pid": os.getpid() if lives else NO_PID,
+            "boot_id": space or process_space(),
+            "token": f"token of {name}",
+        }
 
         def act(conn: sa.Connection) -> None:
             then = rows.now(conn) - quiet_s
@@ -116,6 +134,18 @@ async def test_turns_of_a_worker_whose_process_is_gone_go_on_each_on_its_own_que
     bench.at("a", queue_name="wakes.host2")
     await bench.takeover.once()
     assert sorted(bench.client.resumed) == [("i1", f"wakes.{HOST}"), ("i2", f"turns.{HOST}")]
+
+
+async def test_a_worker_in_a_container_of_its_own_is_gone_when_its_lock_is_free_and_by_its_lease_alone_if_not(
+    bench: Bench,
+) -> None:
+    for name in ("freed", "held", "here", "moment"):
+        quiet_s = GRACE_S - 2 if name == "moment" else GRACE_S + 1
+        bench.worker(name, quiet_s=quiet_s, lives=name == "here", space="" if name == "here" else "boot/other")
+        bench.locks[name, f"token of {name}"] = name != "held"
+        bench.at(name)
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i1"]
 
 
 async def test_a_worker_may_take_a_moment_to_be_restarted(bench: Bench) -> None:
@@ -276,7 +306,9 @@ async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_
 async def test_a_turn_of_our_own_that_nothing_executes_any_more_goes_on_at_the_second_look(database: Database) -> None:
     client: Any = FakeClient([Item("dropped", "b"), Item("executed", "b"), Item("beginning", "b")])
     running = {"executed"}
-    takeover = Takeover(database, client, HOST, ("b", VERSION), running, unrung, client.open_items)
+    takeover = Takeover(
+        database, client, HOST, ("b", VERSION), running, unrung, lambda _name, _token: False, client.open_items
+    )
     await takeover.once()
     assert client.resumed == []
     running.add("beginning")
