@@ -43,6 +43,7 @@ IDLE_S: Final = 60.0
 """How long a client may say nothing between requests, and a server once its client has ended."""
 LEND_S: Final = 10.0
 """How long a request waits for a value: after the death of a supervisor, the worker lends it anew."""
+_KEPT_BYTES: Final = 4 << 20
 _WHOLE: Final = frozenset({b"accept-encoding", b"range", b"if-range"})
 """Not asked of the server: an answer is searched, so it comes plain and as a whole."""
 _DROPPED: Final = HOPS - {b"connection"} | {b"transfer-encoding"}
@@ -86,6 +87,9 @@ class Injector:
     def __init__(self, authority: Authority, lent: Lent) -> None:
         self._authority = authority
         self._lent = lent
+        # Once it has had a block of this size back, glibc keeps as much for the next one, see mallopt(3). Otherwise
+        # each piece of an answer may take pages from the kernel and return them: up to a third of all processor time.
+        bytes(_KEPT_BYTES)
 
     def lend(self, name: str, text: str) -> None:
         """Have a value that was sealed as this text; one that cannot be opened is missed by whoever asks for it."""

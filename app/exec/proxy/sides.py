@@ -36,9 +36,9 @@ class Side:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def read(self) -> bytes:
-        """What has come, at most `BUFFER` bytes; nothing once the other program has ended its part."""
-        return await self._loop.sock_recv(self._socket, BUFFER)
+    async def read(self, most: int = BUFFER) -> bytes:
+        """What has come, at most so many bytes; nothing once the other program has ended its part."""
+        return await self._loop.sock_recv(self._socket, most)
 
     async def write(self, data: bytes) -> None:
         """Send everything; if that is cancelled, a part."""

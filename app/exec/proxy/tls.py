@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from shellback.exec.proxy.sides import BUFFER, Side
 
+_AT_ONCE: Final = 1 << 18
+"""Bytes that are read at a time: with 64 KiB, a download takes 40 % more of a processor."""
 _T = TypeVar("_T")
 
 
@@ -60,7 +62,7 @@ class Tls:
                 done = act()
             except ssl.SSLWantReadError:
                 await self._answer()
-                if data := await self._side.read():
+                if data := await self._side.read(_AT_ONCE):
                     self._came.write(data)
                 else:
                     self._came.write_eof()
