@@ -20,7 +20,7 @@ MANY = 5
 async def test_all_connections_that_wait_when_the_supervisor_ends_are_served() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
-    message = {"op": "serve", "key": "one", "hosts": [], "private": [], "scope": "one"}
+    message: dict[str, object] = {"op": "serve", "key": "one", "hosts": [], "private": [], "scope": "one"}
     with socket.create_server(("127.0.0.1", 0), backlog=MANY) as listener:
         streams = [await asyncio.open_connection(*listener.getsockname()) for _ in range(MANY)]
         socket.send_fds(ours, [json.dumps(message).encode()], [listener.fileno()])
