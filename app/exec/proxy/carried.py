@@ -28,7 +28,7 @@ class Carried:
         self._counts = 0, 0
         if most and home is not None:
             with contextlib.suppress(OSError):
-                self._fd = _opened(Path(home, layout.CARRIED), directory_of(scope))
+                self._fd = _opened(os.path.join(home, layout.CARRIED), directory_of(scope))
         self.add(0, 0)
 
     def add(self, up: int, down: int) -> None:
@@ -61,9 +61,10 @@ class Carried:
             self._fd = -1
 
 
-def _opened(place: Path, name: str) -> int:
+def _opened(directory: str, name: str) -> int:
     with contextlib.suppress(FileNotFoundError):
-        return os.open(place / name, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(os.path.join(directory, name), os.O_RDWR | os.O_CLOEXEC)
+    place = Path(directory)
     place.mkdir(mode=0o700, exist_ok=True)
     found = [*place.iterdir()]
     if len(found) >= CONVERSATIONS:

@@ -121,7 +121,11 @@ class Proxy:
         await over
         loop.remove_reader(control)
         while self._served:
-            self._end(self._served.popitem()[1], cut=False)
+            served = self._served.popitem()[1]
+            # The next supervisor may have another listener, which has none of those that wait at this one.
+            while self._accept(served):
+                pass
+            self._end(served, cut=False)
         while self._all:
             await asyncio.wait(self._all)
 
@@ -168,21 +172,24 @@ class Proxy:
     def _listen(self, served: Served) -> None:
         asyncio.get_running_loop().add_reader(served.listener, self._accept, served)
 
-    def _accept(self, served: Served) -> None:
+    def _accept(self, served: Served) -> bool:
+        """Accept one that waits, if one does: another look, which mostly finds nothing, would hold it up."""
         loop = asyncio.get_running_loop()
-        while len(self._all) < self._room:
-            try:
-                accepted, _ = served.listener.accept()
-            except OSError:
-                return
-            # At once, so that the end of the supervisor finds each connection waiting, or with a task.
-            task = loop.create_task(self._serve(served, accepted, full=self._full(served)))
-            served.visits.add(task)
-            self._all.add(task)
-            task.add_done_callback(served.visits.discard)
-            task.add_done_callback(self._gone)
-        for one in self._served.values():
-            loop.remove_reader(one.listener)
+        if len(self._all) >= self._room:
+            for one in self._served.values():
+                loop.remove_reader(one.listener)
+            return False
+        try:
+            accepted, _ = served.listener.accept()
+        except OSError:
+            return False
+        # At once, so that the end of the supervisor finds each connection waiting, or with a task.
+        task = loop.create_task(self._serve(served, accepted, full=self._full(served)))
+        served.visits.add(task)
+        self._all.add(task)
+        task.add_done_callback(served.visits.discard)
+        task.add_done_callback(self._gone)
+        return True
 
     def _full(self, served: Served) -> bool:
         same = (one for one in self._served.values() if one.scope == served.scope)

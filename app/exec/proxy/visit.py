@@ -42,6 +42,7 @@ _SOCKS: Final = 5
 _OK, _DENIED, _UNREACHABLE, _UNKNOWN = 0, 2, 4, 7
 _NAME, _IPV4, _IPV6 = 3, 1, 4
 _PASSWORD: Final = 2
+_ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _NOWHERE: Final = bytes([1, 0, 0, 0, 0, 0, 0])
 _URL: Final = re.compile(r"http://([^/?#@\\]+)([/?].*)?", re.IGNORECASE)
 _METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]*(?:\s|$)")
@@ -167,11 +168,12 @@ class Visit:
         kind, host = data[3], data[4 : size - 2]
         name = host[1:].decode("latin-1") if kind == _NAME else str(ipaddress.ip_address(bytes(host)))
         try:
-            to, reached = await self._reach(name, str(int.from_bytes(data[size - 2 : size])))
+            to, reached = await self._reach(
+                name, str(int.from_bytes(data[size - 2 : size])), bytes([_SOCKS, _OK, 0]) + _NOWHERE
+            )
         except Refused as refusal:
             self._client.tell(bytes([_SOCKS, _UNREACHABLE if refusal.unreachable else _DENIED, 0]) + _NOWHERE)
             raise
-        self._client.tell(bytes([_SOCKS, _OK, 0]) + _NOWHERE)
         await self._tunnel(to, reached, data[size:])
 
     async def _http(self, data: bytes, tunnel: tuple[Goal, Reached] | None = None) -> None:
@@ -191,7 +193,7 @@ class Visit:
             )
             if connects:
                 await self._event(parser)
-            to, reached = tunnel or await self._reach(*where)
+            to, reached = tunnel or await self._reach(*where, _ESTABLISHED if connects else b"")
         except h11.ProtocolError as error:
             refusal = Refused(f"no HTTP request: {error}")
             self._say(400, refusal)
@@ -200,7 +202,6 @@ class Visit:
             self._say(502 if refusal.unreachable else 403, refusal)
             raise
         if connects:
-            self._client.tell(b"HTTP/1.1 200 Connection established\r\n\r\n")
             await self._tunnel(to, reached, parser.trailing_data[0])
         else:
             await self._ask(parser, asked, path, to, reached)
@@ -281,7 +282,8 @@ class Visit:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    async def _reach(self, host: str, port: str) -> tuple[Goal, Reached]:
+    async def _reach(self, host: str, port: str, answer: bytes) -> tuple[Goal, Reached]:
+        """Reach a host that is allowed; the client is told by this answer, and goes on while the record is made."""
         self.facts.host = host[:255]
         with contextlib.suppress(ValueError):
             self.facts.port = number(port)
@@ -295,6 +297,7 @@ class Visit:
         self.facts.host, self.facts.decision, self.facts.rule = to.host, "allow", to.by.text
         self._reached = reached = await reach(self._hosts, to, self._resolve)
         self.facts.address = reached.address
+        self._client.tell(answer)
         self._begun(self.facts)
         return to, reached
 
@@ -335,9 +338,10 @@ class Visit:
         self.facts.count(down=size)
 
     async def _event(self, parser: h11.Connection, patience_s: float | None = HEAD_S) -> object:
-        async with asyncio.timeout(patience_s):
-            while (event := parser.next_event()) is h11.NEED_DATA:
-                parser.receive_data(await self._client.read())
+        if (event := parser.next_event()) is h11.NEED_DATA:
+            async with asyncio.timeout(patience_s):
+                while (event := parser.next_event()) is h11.NEED_DATA:
+                    parser.receive_data(await self._client.read())
         return event
 
     async def _more(self, data: bytes, enough: Callable[[bytes], bool]) -> bytes:
