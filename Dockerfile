@@ -21,6 +21,8 @@ RUN awk '/^[^ ]/ {wanted = /^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-
  && /opt/shellback/bin/pip uninstall --yes pip setuptools
 
 FROM python:${PYTHON}
+# The base image has the standard library without bytecode, and our user may not write any: each process compiled it.
+RUN python -m compileall -q /usr/local/lib/python3.*/
 # What the agent's commands need beyond a shell and Python: docker compose build --build-arg PACKAGES="git make"
 ARG PACKAGES=""
 RUN if [ -n "$PACKAGES" ]; then \

@@ -30,6 +30,7 @@ from shellback.cli.shared import (
 from shellback.exec.core.display import age
 from shellback.exec.core.errors import ExecError, SupervisorAbsent
 from shellback.exec.link import launch
+from shellback.exec.wire import linux
 from shellback.log import configure
 from shellback.orders import note_workspace
 from shellback.storage.errors import ExecutorTaken
@@ -67,6 +68,7 @@ def worker(while_stdin: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.wiring import wiring
 
+    linux.one_heap()
     settings = lasting_settings()
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)

@@ -20,6 +20,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITIES_3: Final = 0x20080522
 _SECCOMP_MODE_FILTER: Final = 2
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_M_ARENA_MAX: Final = -8
 _FALLOC_KEEP_SIZE: Final = 1
 _FALLOC_PUNCH_HOLE: Final = 2
 _CLONE_FS: Final = 0x200
@@ -75,6 +76,15 @@ def become_subreaper() -> None:
 def name_process(name: str) -> None:
     """Show `name` in process listings, at most 15 bytes of it."""
     libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def one_heap() -> None:
+    """Have later threads share one heap of the C library; what a thread freed in one of its own, no other could use.
+
+    Nothing happens where the C library has no such choice.
+    """
+    with contextlib.suppress(AttributeError):
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def filter_calls(program: bytes) -> None:
