@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from shellback.environment import variables
 from shellback.exec.core.errors import PolicyUnusable
@@ -16,14 +16,42 @@ from shellback.orders import known_workspaces
 if TYPE_CHECKING:
     from shellback.settings import Settings
 
+T = TypeVar("T")
+GONE: Final = 256
+"""So many things that are no longer found are kept."""
+
+
+class _Kept(Generic[T]):
+    """Finds things, and keeps those that it found before: an editor empties a file before it writes it.
+
+    `gone` has what the last call found no longer, the latest first.
+    """
+
+    def __init__(self, find: Callable[[], Iterable[T]]) -> None:
+        self._find = find
+        self._found: dict[T, None] = {}
+        self.gone: list[T] = []
+
+    def __call__(self) -> Iterable[T]:
+        """What there is now."""
+        found = dict.fromkeys(self._find())
+        self.gone = [one for one in dict.fromkeys([*self._found, *self.gone]) if one not in found][:GONE]
+        self._found = found
+        return found
+
 
 def mask_for(settings: Settings) -> Mask:
-    """What hides secrets as SECRETS says, those of all workspaces alike."""
+    """What hides secrets as SECRETS says, those of all workspaces alike.
+
+    What the policy file has said once is hidden until this process ends, whatever becomes of the file.
+    """
     # The state directory has no secret of a person, and databases are no text.
     ours, of_all = settings.shellback_home.resolve(), settings.hidden
+    listed_there = _Kept(lambda: _listed_by_workspaces(settings))
+    credentials = _Kept(lambda: _credentials(settings))
 
     def listed() -> Iterator[Path]:
-        found = dict.fromkeys([*of_all, *_listed_by_workspaces(settings)])
+        found = dict.fromkeys([*of_all, *listed_there(), *listed_there.gone])
         return (path for path in found if not path.is_relative_to(ours))
 
     def workspaces() -> Iterator[Path]:
@@ -33,13 +61,14 @@ def mask_for(settings: Settings) -> Mask:
     files = SecretFiles(listed, workspaces)
 
     def values() -> Iterator[tuple[str, str]]:
-        yield from _credentials(settings)
+        yield from credentials()
         for name, value in settings.secret_values.items():
             yield from of_variable(name, value)
         for name, value in variables().items():
             if name not in settings.secret_values:
                 yield from of_variable(name, value)
         yield from files()
+        yield from credentials.gone  # last, so that they take no other value's room
 
     return Mask(settings.secrets, values)
 

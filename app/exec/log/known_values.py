@@ -179,8 +179,8 @@ def _unquoted(value: str) -> str:
 class SecretFiles:
     """The values in files with secrets: listed ones, and in directories those that have the name of one.
 
-    A file is read again only when it has changed. It is read to compare what it says with output; nothing of it is
-    shown. Any thread may call it, one at a time.
+    A file is read again only when it has changed; an empty one has the values that it had. It is read to compare what
+    it says with output; nothing of it is shown. Any thread may call it, one at a time.
     """
 
     def __init__(self, listed: Callable[[], Iterable[Path]], directories: Callable[[], Iterable[Path]] = tuple) -> None:
@@ -252,7 +252,8 @@ def _values(path: str, before: _Read | None) -> _Read | None:
         if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES:
             return None
         of = status.st_mtime_ns, status.st_size, status.st_ino
-        if before is not None and before[0] == of:
+        # An editor empties a file before it writes it: what was in it is secret still.
+        if before is not None and (before[0] == of or not status.st_size):
             return before
         try:
             text = os.pread(fd, FILE_BYTES, 0).decode()

@@ -150,6 +150,15 @@ def test_files_are_found_below_a_directory_by_their_names_and_read_again_when_th
     assert {value for _, value in files()} == {first, f"{third}x"}
 
 
+def test_a_file_that_an_editor_has_emptied_has_the_values_that_it_had(tmp_path: Path) -> None:
+    before, after = word(), word()
+    (tmp_path / ".env").write_text(f"KEY={before}\n")
+    files = SecretFiles(tuple, lambda: [tmp_path])
+    for text, value in ((f"KEY={before}\n", before), ("", before), ("", before), (f"KEY={after}\n", after)):
+        (tmp_path / ".env").write_text(text)
+        assert [value for _, value in files()] == [value], text
+
+
 def test_what_is_no_small_text_is_left_alone(tmp_path: Path) -> None:
     value = word()
     (tmp_path / "big.key").write_text(f"KEY={value}\n" + "x" * FILE_BYTES)
