@@ -352,10 +352,8 @@ class Mask:
         if found is None:
             plain = _plain(data)
             found = scan.spans(plain)
-        edges = (
-            scan.left(plain) if torn else None,
-            scan.begun(plain, max((one.end for one in found), default=0)) if ends else None,
-        )
+        last = max((one.end for one in found), default=0)
+        edges = (scan.left(plain) if torn else None, scan.begun(plain, last) if ends else None)
         found += [one for one in edges if one is not None]
         if found and len(plain) < len(data):
             for places in reversed(_steps(data)):
