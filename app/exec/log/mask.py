@@ -52,7 +52,13 @@ _OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", r"(?:[^\x07\x1b\xc2]|\x
 _SEQUENCES: Final = re.compile(_OF_BYTES.replace(r"|\x9c)?", r"|\xc2\x9c)?").encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
 _LONGS: Final = re.compile(b"(?:" + _LONG + b")+")
-_CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+")
+_CONTROL: Final = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+_CONTROLS: Final = re.compile(_CONTROL + b"+")
+_SELDOM_FIRST: Final = b"JZXVWKYUQHRNO)(qLIBGz#jT%PA',vDwCExF][SM=kgy:up\"87-9m.3l4156f0/hb2r_noidcstae "
+_USUAL: Final = bytes(_SELDOM_FIRST.find(byte) + 1 for byte in range(256))
+"""How usual each byte is in logs of builds; those that are not among them are 0."""
+_SHARED: Final = 8
+"""So many forms have the same part, unless one has no other: any of them may be there where the part is."""
 
 
 class Hidden(NamedTuple):
@@ -85,7 +91,7 @@ def forms(value: str) -> set[bytes]:
             first, rest = -(-shift * 4 // 3), (shift + len(piece)) % 3
             inner = groups[first : len(groups) - (4 - rest if rest else 0)]
             found |= {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
-    return {one for one in found if len(one) >= _SHORTEST_FORM}
+    return {one for one in map(_plain, found) if len(one) >= _SHORTEST_FORM}
 
 
 def _compiled(pattern: bytes) -> Any:
@@ -132,6 +138,22 @@ class _Scan:
         return _compiled(b"|".join([self._known, _ANY_SHAPE, _WRAPPED])) if self.names else _compiled(_ANY_SHAPE)
 
     @cached_property
+    def _parts(self) -> dict[bytes, list[tuple[int, bytes]]]:
+        """The part of each form by which it is looked for, which other text has least; where it is in which forms."""
+        found: dict[bytes, list[tuple[int, bytes]]] = {}
+        for one in self.names:
+            parts = [(at, one[at : at + _SHORTEST_FORM]) for at in range(len(one) - _SHORTEST_FORM + 1)]
+            at, part = min(parts, key=lambda each: (len(found.get(each[1], ())) >= _SHARED, each[1].translate(_USUAL)))
+            found.setdefault(part, []).append((at, one))
+        return found
+
+    @cached_property
+    def _hints(self) -> Any:
+        """Finds shapes, lines of base64, what `_plain` removes, and `_parts`: it has few states, so it is fast."""
+        kinds = [_ANY_SHAPE, *([_WRAPPED] if self.names else []), _CONTROL, _LONG, *map(re2.escape, self._parts)]
+        return _compiled(b"|".join(kinds))
+
+    @cached_property
     def _edges(self) -> tuple[dict[bytes, list[bytes]], dict[bytes, list[bytes]]]:
         heads: dict[bytes, list[bytes]] = {}
         tails: dict[bytes, list[bytes]] = {}
@@ -144,19 +166,44 @@ class _Scan:
         found: list[Span] = []
         position = 0
         while (match := self._all.search(data, position)) is not None:
-            position = match.end()
-            name = self._name(match[0])
-            if name is not None:
-                found.append(Span(match.start(), match.end(), name))
-                continue
-            # Lines of base64: what is in one of them, and values that go on in the next. The line after them may be
-            # any text, so the search goes on at its begin.
-            start, end = match.start(), match.end() - 1
-            position = end
-            found += self._within(self._once, data[start:end], start)
-            last = _LAST.match(data, end)
-            found += self._in_lines(data[start : last.end() if last else end], start)
+            position = self._note(match, data, found)
         return found
+
+    def spans_if_plain(self, data: bytes) -> list[Span] | None:
+        """The same, faster; None if `_plain` removes anything of the data."""
+        found: list[Span] = []
+        at = noted = 0
+        while (hint := self._hints.search(data, at)) is not None:
+            start, end = hint.span()
+            at = start + 1
+            if end - start < _SHORTEST_FORM:
+                return None
+            if (forms := self._parts.get(hint[0])) is not None:
+                for before, one in forms:
+                    if before <= start and data.startswith(one, start - before):
+                        found.append(Span(start - before, start - before + len(one), self.names[one]))
+                continue
+            # A value may begin before the token, or be its beginning: which of them is there, `_all` says.
+            noted = max(noted, start - self.longest)
+            while noted <= start:
+                noted = self._note(self._all.search(data, noted), data, found)
+            at = noted
+        return found
+
+    def _note(self, match: Any, data: bytes, found: list[Span]) -> int:
+        """Note what was found; where to search on."""
+        start, end = match.span()
+        name = self._name(match[0])
+        if name is not None:
+            found.append(Span(start, end, name))
+            return end
+        # Lines of base64: what is in one of them, and values that go on in the next. The line after them may be any
+        # text, so the search goes on at its begin.
+        end -= 1
+        found += self._within(self._once, data[start:end], start)
+        last = _LAST.match(data, end)
+        found += self._in_lines(data[start : last.end() if last else end], start)
+        return end
 
     def _within(self, regex: Any, data: bytes, at: int = 0) -> Iterator[Span]:
         for match in regex.finditer(data):
@@ -247,7 +294,8 @@ class Mask:
                     left -= size
                     names |= dict.fromkeys(new, name)
             scan = _Scan(names)
-            scan.spans(b"")  # compiled here, not by the first reader
+            scan.spans_if_plain(b"")  # compiled here, not by the first reader
+            scan.spans(b"")
             self._scan, self._values = scan, found
 
     def hide(
@@ -300,9 +348,12 @@ class Mask:
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
         scan = self._scan
-        plain = _plain(data)
-        found = scan.spans(plain)
-        edges = (scan.left(plain) if torn else None, scan.begun(plain, found[-1].end if found else 0) if ends else None)
+        plain, found = data, scan.spans_if_plain(data)
+        if found is None:
+            plain = _plain(data)
+            found = scan.spans(plain)
+        last = max((one.end for one in found), default=0)
+        edges = (scan.left(plain) if torn else None, scan.begun(plain, last) if ends else None)
         found += [one for one in edges if one is not None]
         if found and len(plain) < len(data):
             for places in reversed(_steps(data)):

@@ -69,6 +69,26 @@ def test_binary_output_shifts_no_secret(noise: bytes) -> None:
     assert value[-5:] not in text
 
 
+@pytest.mark.parametrize("within", ["\x07", "\x1b[1m", "\u2028", "\x85"])
+def test_a_value_with_what_is_removed_from_output_is_hidden(within: str) -> None:
+    value = f"{word(12)}{within}{word(12)}"
+    shown = mask_of(value).hide(f"of {value} and {json.dumps(value)[1:-1]} and {value.replace(within, '')}\n".encode())
+    assert shown == (b"of [secret V0] and [secret V0] and [secret V0]\n", 3)
+
+
+def test_values_that_share_their_most_unusual_part_are_all_hidden() -> None:
+    values = [f"{word(9)}JJJJJJJJ{word(9)}" for _ in range(30)]
+    shown = mask_of(*values).hide(" ".join(values).encode())
+    assert shown == (" ".join(f"[secret V{number}]" for number in range(30)).encode(), 30)
+
+
+def test_a_value_that_begins_with_a_token_or_before_it_has_its_own_name() -> None:
+    tokens = shapes()
+    around, begin = f"of-{tokens['github-token']}", f"sk-ant-{word(30)}"
+    shown = mask_of(around, begin).hide(f"{around}, {begin}{tokens['private-key']}\n".encode())
+    assert shown == (b"[secret V0], [secret V1][secret private-key]\n", 3)
+
+
 @pytest.mark.parametrize("begin", [b"\x1b]0;", b"\x1b]8;;https://example.org/?key=", b"\x1bP"])
 def test_a_secret_in_a_title_or_link_is_hidden_for_who_gets_control_sequences_too(begin: bytes) -> None:
     value = word()
