@@ -107,7 +107,7 @@ class Records:
         def read(conn: sa.Connection, host_id: str) -> list[Table]:
             found, carried = standing.backlog(conn), loads(conn, host_id)
             names = {one.host_id: one.name for one in carried}
-            workers: Columns = _WORKERS | {"host": lambda one: names.get(one.host_id, one.host_id)}
+            workers: Columns = {**_WORKERS, "host": lambda one: names.get(one.host_id, one.host_id)}
             return [
                 table_of("Waiting", found.waiting, _WAITING, "Nothing waits."),
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
