@@ -112,6 +112,10 @@ class Pane:
     def shown(self) -> str:
         return self._tmux("capture-pane", "-p")
 
+    def coloured(self) -> str:
+        """What it shows, with its colours as sequences."""
+        return self._tmux("capture-pane", "-p", "-e")
+
     def history(self) -> str:
         """What it shows, and what has been scrolled away."""
         return self._tmux("capture-pane", "-p", "-S", "-")

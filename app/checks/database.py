@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from shellback.checks import machine
 from shellback.checks.check import Check
 from shellback.checks.filesystems import filesystem
-from shellback.exec.core.display import visible
+from shellback.exec.core.display import age, visible
 from shellback.settings import Settings, words
 from shellback.storage import findings, rows, schema
 from shellback.storage.errors import StorageError
@@ -62,7 +62,7 @@ def _notified(conn: sa.Connection, settings: Settings) -> Check:
         return Check("notifications", "ok", "off: neither NOTIFY_COMMAND nor NOTIFY_WEBHOOK is set")
     target = "a webhook" if settings.notify_webhook else words(settings.notify_command)[0]
     told = notices.told(conn)
-    last = "none sent yet" if told.sent_at is None else f"last sent {time.time() - told.sent_at:.0f} s ago"
+    last = "none sent yet" if told.sent_at is None else f"last sent {age(time.time() - told.sent_at)} ago"
     text = f"{target}; {last}, {told.waiting} to send, {told.given_up} given up"
     if settings.notify_command and shutil.which(target) is None:
         return Check("notifications", "warn", f"{text}; program {target} was not found", "give its full path")
@@ -78,7 +78,7 @@ def _worker(conn: sa.Connection, host_id: str) -> Check:
         return Check("worker", "warn", "none of this host runs", "start one: shellback worker")
     silent = [one for one in found if one.state == "silent"]
     if silent:
-        named = ", ".join(f"{one.executor_id} (pid {one.pid}) for {one.quiet_s:.0f} s" for one in silent[:_NAMED])
+        named = ", ".join(f"{one.executor_id} (pid {one.pid}) for {age(one.quiet_s)}" for one in silent[:_NAMED])
         remedy = "the worker hangs or is paused: see its log, then end it and start it again (`shellback workers`)"
         return Check("worker", "warn", f"no heartbeat: {named}", remedy)
     return Check("worker", "ok", ", ".join(f"{one.executor_id} (pid {one.pid}, {one.version})" for one in found))
@@ -102,7 +102,7 @@ def _waiting(conn: sa.Connection, _host_id: str) -> Check:
     ).one()
     if not count:
         return Check("approvals", "ok", "nothing waits")
-    text = f"{count} wait, the oldest for {time.time() - oldest:.0f} s"
+    text = f"{count} wait, the oldest for {age(time.time() - oldest)}"
     return Check("approvals", "warn", text, "shellback approvals list")
 
 
@@ -116,9 +116,9 @@ def _findings(conn: sa.Connection, host_id: str) -> Check:
 
 
 def _news(conn: sa.Connection, _host_id: str) -> Check:
-    age = _oldest_news(conn)
-    if age > STUCK_S:
-        text = f"unread news of a free conversation is {age:.0f} s old"
+    oldest_s = _oldest_news(conn)
+    if oldest_s > STUCK_S:
+        text = f"unread news of a free conversation is {age(oldest_s)} old"
         return Check("mailbox", "warn", text, "a worker's sweep delivers it: start a worker if none runs")
     return Check("mailbox", "ok", "no news is stuck")
 
@@ -173,17 +173,18 @@ def heart(conn: sa.Connection, executor_id: str) -> Check:
     ).one_or_none()
     if row is None or row.stopped_at is not None:
         return Check("worker", "fail", f"{executor_id} does not run", "start it: shellback worker")
-    age = rows.now(conn) - row.heartbeat_at
-    if age > HEARTBEAT_DEAD_S:
-        return Check("worker", "fail", f"{executor_id}: last heartbeat {age:.0f} s ago", "see its log, and restart it")
-    return Check("worker", "ok", f"{executor_id}: last heartbeat {max(0.0, age):.0f} s ago")
+    quiet_s = rows.now(conn) - row.heartbeat_at
+    text = f"{executor_id}: last heartbeat {age(quiet_s)} ago"
+    if quiet_s > HEARTBEAT_DEAD_S:
+        return Check("worker", "fail", text, "see its log, and restart it")
+    return Check("worker", "ok", text)
 
 
 def backlog(conn: sa.Connection, host_id: str) -> Check:
     """Whether news waits although no turn runs."""
     of_host = conversations.c.host_id == host_id
-    age = _oldest_news(conn, of_host)
-    if age <= STUCK_S:
+    oldest_s = _oldest_news(conn, of_host)
+    if oldest_s <= STUCK_S:
         return Check("queues", "ok", "nothing waits longer than it should")
     running = conn.execute(
         sa.select(sa.func.count()).select_from(conversations).where(of_host, conversations.c.state == "claimed")
@@ -194,7 +195,7 @@ def backlog(conn: sa.Connection, host_id: str) -> Check:
         .where(of_host)
     ).scalar_one()
     if running or (heard is not None and time.time() - heard < STUCK_S):
-        return Check("queues", "ok", f"the oldest news waits for {age:.0f} s; {running} turn(s) run")
+        return Check("queues", "ok", f"the oldest news waits for {age(oldest_s)}; {running} turn(s) run")
     return Check(
-        "queues", "fail", f"news waits for {age:.0f} s and no turn runs", "see the worker's log, and restart it"
+        "queues", "fail", f"news waits for {age(oldest_s)} and no turn runs", "see the worker's log, and restart it"
     )

@@ -11,6 +11,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from shellback.checks.check import Check
+from shellback.exec.core.display import age
 from shellback.exec.log.logs import kept_logs
 from shellback.exec.wire import layout
 from shellback.storage import rows
@@ -73,6 +74,6 @@ def clock(conn: sa.Connection, host_id: str) -> Check:
     if apart > LEAP_S:
         return Check("clock", "warn", f"differs by {apart:.1f} s from the database's clock", remedy)
     if row is not None and row.jumped_at is not None and abs(theirs - row.jumped_at) < _DAY_S:
-        text = f"jumped by {row.jumped_by:+.1f} s, {max(0.0, theirs - row.jumped_at):.0f} s ago"
+        text = f"jumped by {row.jumped_by:+.1f} s, {age(theirs - row.jumped_at)} ago"
         return Check("clock", "warn", f"{text}; approvals may have expired early", remedy)
     return Check("clock", "ok", "no jump in the last 24 hours; agrees with the database")

@@ -12,7 +12,7 @@ import click
 from shellback.cli import unknown
 from shellback.cli.conversations import find_conversation
 from shellback.cli.options import conversation_names
-from shellback.cli.shared import Refused, asked, json_option, opened, show, utf8
+from shellback.cli.shared import Commands, Refused, asked, json_option, opened, show, utf8
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.caller import me
 from shellback.client.processes import callbacks, settled
@@ -126,7 +126,7 @@ force_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def adopt() -> None:
     """Take over conversations of another host, or processes that the database does not know.
 

@@ -15,6 +15,7 @@ from shellback.cli.options import conversation_option, request_ids
 from shellback.cli.shared import (
     Cells,
     Columns,
+    Commands,
     Refused,
     Whole,
     json_option,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from shellback.work.approvals.approvals import Request, Scope
 
 
-@click.group()
+@click.group(cls=Commands)
 def approvals() -> None:
     """List, show, approve or deny calls that wait for approval.
 

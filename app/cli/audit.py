@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.options import conversation_option, since_option
-from shellback.cli.shared import coloured, columns, json_option, opened, show, stamp
-from shellback.exec.core.display import folded, request_lines, visible_line
+from shellback.cli.shared import coloured, json_option, opened, show, stamp
+from shellback.exec.core.display import request_lines, visible_line
 from shellback.work.approvals.event import EVENTS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]
         named = where.database.read_now(named_workspaces)
         for entry in _rows(where, conversation, since, wanted):
             place = named.get(entry.conversation_id or "")
-            show({**asdict(entry), "workspace": place}, folded(_lines(entry, place), columns()))
+            show({**asdict(entry), "workspace": place}, _lines(entry, place))
 
 
 def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:

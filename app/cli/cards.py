@@ -7,17 +7,16 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from shellback.cli.output import styled
+from shellback.cli.output import fitted, styled
 from shellback.cli.shared import columns
-from shellback.exec.core.display import folded
 
 _DIFFERENCE: Final = re.compile(r"    (?:diff: |      )([-+])")
 
 
 def painted(lines: Sequence[str]) -> list[str]:
     """The lines of a card, folded to the terminal; what will run is bold, and a difference has its colours."""
-    first, *more = folded(lines, columns())
-    return [styled(first, "bold"), *map(_of_a_difference, more)]
+    first, *more = lines
+    return [row for one in (styled(first, "bold"), *map(_of_a_difference, more)) for row in fitted(one, columns())]
 
 
 def _of_a_difference(line: str) -> str:
@@ -27,4 +26,5 @@ def _of_a_difference(line: str) -> str:
 
 def wrapped(texts: Iterable[str]) -> str:
     """Texts of Shellback's own, each in rows that fit the terminal and end with a word."""
-    return "\n".join(textwrap.fill(text, columns() or 80, subsequent_indent="   ") for text in texts)
+    width = columns() or 80
+    return "\n".join(textwrap.fill(one, width, subsequent_indent="   ", break_on_hyphens=False) for one in texts)

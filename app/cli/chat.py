@@ -194,8 +194,7 @@ def _unsafe(where: Place, ours: WorkerChild | None) -> list[str]:
 
 
 def _greeted(stack: contextlib.ExitStack, told: Mapping[str, Any], history: History) -> Seat:
-    for line in told["greeting"]:
-        click.echo(line)
+    click.echo(wrapped(told["greeting"]))
     return stack.enter_context(_seat(history))
 
 
@@ -238,6 +237,7 @@ class Talk:
         self._edits = False
         self._pressed = -AGAIN_S
         self._alone = False
+        self._refused: set[str] = set()
         self._looked = time.monotonic()
         self._overview = Overview(self.where, self.conversation, self.workspace)
 
@@ -381,6 +381,7 @@ class Talk:
                 try:
                     if letter == "n":
                         asked.deny(reason)
+                        self._refused.add(asked.request.tool_call_id)
                     else:
                         for line in asked.approve("session" if letter == "a" else "once"):
                             self._seat.line(line)
@@ -489,6 +490,8 @@ class Talk:
                 self._screen.said(f"{shown_line(str(payload.get('by', 'somebody')))}{PROMPT}{payload['text']}")
             case "text":
                 self._screen.piece(payload["text"])
+            case "tool_call" if payload["tool_call_id"] in self._refused:
+                pass  # the turn makes it once more, and learns that it is refused
             case "tool_call":
                 called = _called(payload)
                 self._overview.began(called[0])
@@ -503,6 +506,8 @@ class Talk:
                 if payload["by"] != self.by or payload["decision"] == "superseded":
                     self._screen.said(f"{payload['id']} {payload['decision']} by {payload['by']}")
                 if self._asked is not None and payload["id"] == self._asked.request.id:
+                    if payload["decision"] in {"denied", "expired"}:
+                        self._refused.add(self._asked.request.tool_call_id)
                     self._ask_next()
             case "exit":
                 self._screen.said(f"! process {payload['session_id']} ended: {_end(payload)}")
@@ -511,6 +516,7 @@ class Talk:
             case "watch":
                 self._screen.said(f"! {watch_line(payload)}")
             case "answer":
+                self._refused.clear()
                 self._overview.ended()
                 self._screen.end_line()
             case "stopping" if payload["by"] != self.by:

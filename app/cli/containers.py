@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import container_names
-from shellback.cli.shared import Columns, Refused, json_option, lists, opened, show, stamp, table_lines, the_one
+from shellback.cli.shared import (
+    Columns,
+    Commands,
+    Refused,
+    json_option,
+    lists,
+    opened,
+    show,
+    stamp,
+    table_lines,
+    the_one,
+)
 from shellback.cli.terminal.screen import confirmed
 from shellback.client.freshness import Freshness
 from shellback.client.processes import how
@@ -28,7 +39,7 @@ SHOWN: Final = 50
 all_option = click.option("--all", "everything", is_flag=True, help="Include removed containers.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @all_option
 @lists()
 @click.pass_context

@@ -17,7 +17,18 @@ import click
 
 from shellback.cli.options import conversation_names
 from shellback.cli.output import styled
-from shellback.cli.shared import Columns, Refused, json_option, json_text, lists, opened, show, stamp, table_lines
+from shellback.cli.shared import (
+    Columns,
+    Commands,
+    Refused,
+    json_option,
+    json_text,
+    lists,
+    opened,
+    show,
+    stamp,
+    table_lines,
+)
 from shellback.client.freshness import Freshness, waits
 from shellback.client.said import parts_of
 from shellback.exec.core.display import age, shown, shown_line, visible, visible_line
@@ -32,7 +43,7 @@ TELL_S: Final = 1.0
 ADOPT: Final = "`shellback adopt conversation NAME` continues a conversation of a silent host on this one"
 
 
-@click.group()
+@click.group(cls=Commands)
 def conversations() -> None:
     """List conversations, show one, or export one.
 
@@ -165,11 +176,11 @@ def find_conversation(where: Place, name: str) -> Standing:
 
 
 def _heading(one: Standing, total: int) -> str:
-    blocked = f", blocked: {one.blocked_reason}" if one.blocked_reason else ""
+    blocked = f" by {one.blocked_reason}" if one.blocked_reason else ""
     place = f" ({one.workspace_path})" if one.workspace_path else ""
     return (
-        f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}{place}, {total:,} messages, "
-        f"{one.unread} unread, {one.pending_approvals} approvals pending, {one.live_sessions} processes"
+        f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}{place}; messages {total:,}, "
+        f"unread {one.unread}, waiting calls {one.pending_approvals}, processes {one.live_sessions}"
     )
 
 

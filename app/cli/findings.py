@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.options import conversation_option, finding_ids
-from shellback.cli.shared import Columns, columns, json_option, lists, opened, show, stamp, table_lines
+from shellback.cli.shared import Columns, Commands, columns, json_option, lists, opened, show, stamp, table_lines
 from shellback.client.caller import me
 from shellback.client.freshness import Freshness
 from shellback.exec.core.display import age, folded, request_lines, visible_line
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
 
-@click.group()
+@click.group(cls=Commands)
 def findings() -> None:
     """List, show or acknowledge findings: things in a workspace that you must inspect.
 

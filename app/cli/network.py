@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from shellback.cli.options import conversation_names, conversation_option
-from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines
+from shellback.cli.shared import Columns, Commands, json_option, lists, opened, show, stamp, table_lines
 from shellback.exec.core.display import age, visible_line
 from shellback.exec.wire.hosts import USUAL, Hosts, entry, is_address, is_public
 
@@ -27,7 +27,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_-]+")
 """What a name of a set would have to be quoted for."""
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @conversation_option
 @lists()
 @click.pass_context
@@ -53,7 +53,8 @@ def network(ctx: click.Context, conversation: str | None) -> None:
         "RECEIVED": lambda one: one.down,
         "STATE": _state,
     }
-    show([asdict(one) for one in found], table_lines(found, table))
+    none = "no connections are known: those of commands with NETWORK=list or NETWORK=ask are listed"
+    show([asdict(one) for one in found], table_lines(found, table) if found else [none])
 
 
 @network.command()

@@ -13,7 +13,7 @@ import re
 import sys
 from typing import IO, Any, Final, Literal, NoReturn, TextIO, cast
 
-from shellback.exec.core.display import escaped, visible
+from shellback.exec.core.display import FOLDED, escaped, folded, visible
 
 # Random in each process, so that no other text can contain it.
 _OURS: Final = f"\0{os.urandom(16).hex()}\0"
@@ -105,6 +105,29 @@ def painter() -> TextIO:
 def undrawn(text: str) -> str:
     """The text without the sequences of `drawn`."""
     return "".join(text.split(_OURS)[::2])
+
+
+def fitted(line: str, width: int | None) -> list[str]:
+    """The line folded to rows of at most `width` columns, which keep the sequences of `drawn` in their places."""
+    line = line if width is None else line.replace("\t", "    ")
+    plain = undrawn(line)
+    rows = folded([plain], width)
+    if len(rows) == 1 or plain == line:
+        return [line] if len(rows) == 1 else rows
+    parts, at, places = line.split(_OURS), 0, list[tuple[int, str]]()
+    for text, sequence in zip(parts[::2], parts[1::2], strict=False):
+        at += len(text)
+        places.append((at, sequence))
+    margin, end = rows[1].index(FOLDED) + len(FOLDED), len(plain)
+    for number in reversed(range(len(rows))):
+        begin = margin if number else 0
+        start = end - len(rows[number]) + begin
+        while places and places[-1][0] >= start:
+            place, sequence = places.pop()
+            cut = place - start + begin
+            rows[number] = f"{rows[number][:cut]}{_OURS}{sequence}{_OURS}{rows[number][cut:]}"
+        end = start
+    return rows
 
 
 def bytes_out() -> IO[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shellback.cli.output import undrawn
 from shellback.cli.ps import listed
-from shellback.cli.shared import laid_out
+from shellback.cli.shared import CUT, columns, laid_out
 from shellback.cli.terminal.screen import MARGIN
 from shellback.exec.core.display import age, shown_line, visible_line
 from shellback.exec.core.errors import ExecError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 GROWS_S: Final = 0.5
+_CALL_COLUMNS: Final = 12
+"""So much of a call that runs is shown at least."""
 _TAIL_BYTES: Final = 4096
 
 
@@ -91,7 +93,10 @@ class Overview:
             return ""
         call, since = self._call
         last = self._last_line()
-        return f"{call} · {age(now - since)}" + (f" · {last}" if last else "")
+        tail = f" · {age(now - since)}" + (f" · {last}" if last else "")
+        # What is new is behind the call, which has been shown in full.
+        room = max((columns() or 80) - len(MARGIN) - 1 - len(tail), _CALL_COLUMNS)
+        return (call if len(call) <= room else call[: room - 1] + CUT) + tail
 
     def _last_line(self) -> str:
         """The last line that the newest process of the conversation has printed, with secrets hidden."""

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, cast
 
 import click
 
-from shellback.cli.shared import load_settings, print_json
+from shellback.cli.shared import Commands, load_settings, print_json
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import shown
 from shellback.exec.core.model import WORK
@@ -39,7 +39,7 @@ cwd_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def policy() -> None:
     """Show how policy judges commands. Nothing is started.
 

@@ -54,7 +54,7 @@ def listed(where: Place, *, all_hosts: bool, programs: bool) -> object:
 
 def _parts(found: Backlog, *, hosts: bool) -> list[str | Cells]:
     now = time.time()
-    host: dict[str, str] = {"HOST": "host_id"} if hosts else {}
+    host: dict[str, str] = {"HOST ID": "host_id"} if hosts else {}
     if not (found.waiting or found.running or found.blocked):
         return ["no waiting items, no running turns, no blocked conversations"]
     parts: list[str | Cells] = []

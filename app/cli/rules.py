@@ -11,7 +11,7 @@ import click
 
 from shellback.cli.options import conversation_option
 from shellback.cli.policy import SAID, known
-from shellback.cli.shared import Refused, json_option, lists, load_settings, opened, show, stamp, utf8
+from shellback.cli.shared import Commands, Refused, json_option, lists, load_settings, opened, show, stamp, utf8
 from shellback.client.caller import me
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
@@ -31,7 +31,7 @@ NOTE_CHARS: Final = 500
 _PLACES: Final = [name for name in KINDS if name not in CONTAINED]
 
 
-@click.group()
+@click.group(cls=Commands)
 def rules() -> None:
     """List, add, revoke or test the rules about commands and connections.
 

@@ -7,17 +7,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import json_flag, json_option, load_settings, print_json, wants_json
+from shellback.cli.shared import Commands, columns, json_flag, json_option, load_settings, print_json, show, wants_json
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.base import Backend
-from shellback.exec.core.display import visible_line
+from shellback.exec.core.display import folded, visible_line
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.wiring.choice import Choice, a_workspace, choose, made
@@ -33,7 +33,7 @@ _workspace_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @_workspace_option
 @json_option
 @click.pass_context
@@ -54,13 +54,7 @@ def sandbox(ctx: click.Context, workspace: str | None) -> None:
         shown = facts(settings, choose(settings, path))
     if new:
         shown["workspace"] = f"{settings.workspace_root} (`chat` or `worker` will create it)"
-    if wants_json():
-        print_json(shown)
-        return
-    for name, value in shown.items():
-        for line in _lines(value):
-            click.echo(f"{name:<12} {visible_line(line)}")
-            name = ""  # noqa: PLW2901 - only once
+    show(shown, _lines(shown))
 
 
 def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
@@ -91,10 +85,12 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
     return shown
 
 
-def _lines(value: object) -> Sequence[str]:
-    if isinstance(value, list):
-        return [str(one) for one in value] or ["-"]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return [str(value)]
+def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in shown.items():
+        label = name.replace("_", " ")
+        for one in (value or ["-"]) if isinstance(value, list) else [value]:  # pyright: ignore[reportUnknownVariableType]
+            yield from folded([f"{label:<12} {visible_line(str(one))}"], columns(), hang=11)  # pyright: ignore[reportUnknownArgumentType]
+            label = ""
 
 
 @contextlib.contextmanager

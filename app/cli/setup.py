@@ -62,7 +62,7 @@ def config(changed: bool) -> None:
         if not changed or found.of[name] != "default"
     ]
     keys = [name for name in found.passed_on if name not in found.doubtful]
-    lines = table_lines(rows, {"SETTING": itemgetter("setting"), "VALUE": _written, "FROM": itemgetter("from")})
+    lines = table_lines(rows, {"SETTING": itemgetter("setting"), "FROM": itemgetter("from"), "VALUE": _written})
     if keys:
         lines.append(f"passed on from .env to model providers: {visible_line(', '.join(keys))}")
     facts = {"settings": rows, "passed_on": list(found.passed_on), "doubtful": dict(found.doubtful)}

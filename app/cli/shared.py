@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import click
 
-from shellback.cli.output import styled
+from shellback.cli.output import fitted, styled
 from shellback.exec.core.display import folded, shown_line
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S: Final = 0.05
-IDS: Final = frozenset({"ID", "SESSION", "CONNECTED", "SESSION_ID", "REQUEST_ID", "APPROVAL_ID"})
+IDS: Final = frozenset({"ID", "SESSION", "CONNECTED", "SESSION_ID", "REQUEST_ID", "APPROVAL_ID", "HOST ID", "HOST_ID"})
 """Columns with ids of which commands take the beginning."""
 LEAST_ID: Final = 6
 """So many characters of an id are shown at least, because rows that are not listed may begin alike."""
 LEAST_COLUMNS: Final = 30
 """The last column of a table gets at least so many columns of the terminal before others are left out."""
+CUT: Final = "…"
+"""Ends a value that is cut."""
 Columns = dict[str, str | Callable[[T], object]]
 """The columns of a table by heading: the name of an attribute of a row, or a function of a row."""
 
@@ -151,9 +153,21 @@ class Refused(click.ClickException):
         complain(self.format_message(), file)
 
 
+class Commands(click.Group):
+    """A group of commands, of which help shows the first sentences whole."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in found if one is not None])
+
+
 def complain(text: str, file: IO[Any] | None = None) -> None:
-    """Print an error on standard error. Only its first line begins in the first column."""
-    click.echo("shellback: " + text.replace("\n", "\n  "), file=file, err=file is None, color=True)
+    """Print an error on standard error. Only its first row begins in the first column."""
+    first, *more = ("shellback: " + text).split("\n")
+    rows = folded([first, *(f"  {line}" for line in more)], columns() if sys.stderr.isatty() else None)
+    click.echo("\n".join(rows), file=file, err=file is None, color=True)
 
 
 def known_error(error: Exception) -> str | None:
@@ -327,8 +341,17 @@ def show(facts: object, lines: Iterable[str]) -> None:
         rows = _rows_of(facts, names)
         facts = [{name: _field(row, name) for name in names} for row in rows]
         lines = table_lines(facts, {name.upper(): partial(_shown_field, name) for name in names})
-    for line in [json_text(facts)] if wants_json() else lines:
-        click.echo(line)
+    if wants_json():
+        print_json(facts)
+        return
+    width = None if _wide() else columns()
+    for line in lines:
+        for row in (row for one in line.split("\n") for row in fitted(one, width)):
+            click.echo(row)
+
+
+def _wide() -> bool:
+    return (ctx := click.get_current_context(silent=True)) is not None and ctx.meta.get("wide", False)
 
 
 def _rows_of(facts: Any, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -383,9 +406,7 @@ def laid_out(parts: Iterable[str | Cells], *, margin: int = 0) -> Iterator[str]:
 
     On a terminal, unless `--wide` is given, ids are as short as is unique, and tables have the columns that fit.
     """
-    ctx = click.get_current_context(silent=True)
-    width = None if ctx is not None and ctx.meta.get("wide") else columns()
-    width = None if width is None else width - margin
+    width = None if _wide() or (has := columns()) is None else has - margin
     for part in parts:
         if isinstance(part, str):
             yield part
@@ -396,9 +417,11 @@ def laid_out(parts: Iterable[str | Cells], *, margin: int = 0) -> Iterator[str]:
         for number, cells in enumerate(part):
             padded = [cells[at].ljust(widths[at]) for at in kept]
             padded[-1] = padded[-1].rstrip()
-            row = "  ".join(padded).rstrip()
-            if width is not None and len(row) > width:
-                yield from folded([row], width)
+            begin = sum(len(cell) + 2 for cell in padded[:-1])
+            if width is not None and begin + len(padded[-1]) > width and padded[-1].endswith(CUT):
+                padded[-1] = padded[-1][: max(width - begin, 8) - 1] + CUT
+            if width is not None and begin + len(padded[-1]) > width:
+                yield from folded(["  ".join(padded)], width, hang=begin)
             else:
                 yield "  ".join(map(coloured, padded) if number else padded).rstrip()
         if len(kept) < len(widths):
@@ -423,14 +446,16 @@ def _short(ids: Collection[str]) -> dict[str, str]:
 
 
 def _fitting(widths: Sequence[int], width: int | None) -> list[int]:
-    """The columns that fit: the last one, which is what a row is about, and of the others the first ones."""
-    kept = [*range(len(widths))]
-    while width is not None and len(kept) > 2:
-        needs = sum(widths[at] + 2 for at in kept[:-1]) + min(widths[kept[-1]], LEAST_COLUMNS)
-        if needs <= width:
-            break
-        del kept[-2]
-    return kept
+    """The columns that fit: the first and the last one, which say what a row is about, and others in their order."""
+    if width is None or len(widths) < 2:
+        return [*range(len(widths))]
+    left = width - widths[0] - 2 - min(widths[-1], LEAST_COLUMNS)
+    kept = [0]
+    for at in range(1, len(widths) - 1):
+        if widths[at] + 2 <= left:
+            left -= widths[at] + 2
+            kept.append(at)
+    return [*kept, len(widths) - 1]
 
 
 def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:
@@ -457,7 +482,7 @@ def _cell(value: object) -> str:
     if isinstance(value, Whole):
         return value
     text = shown_line(str(value))
-    return text if len(text) <= 60 else text[:59] + "…"
+    return text if len(text) <= 60 else text[:59] + CUT
 
 
 def stamp(moment: float) -> str:

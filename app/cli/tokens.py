@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shellback.cli.options import Lasting, conversation_names
-from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines, utf8
+from shellback.cli.shared import Columns, Commands, json_option, lists, opened, show, stamp, table_lines, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import shown_line
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shellback.work.approvals.event import Event
 
 
-@click.group()
+@click.group(cls=Commands)
 def tokens() -> None:
     """Make, list or revoke the tokens of clients that connect to `shellback serve`.
 

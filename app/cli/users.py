@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Columns, json_option, lists, opened, show, stamp, table_lines, utf8
+from shellback.cli.shared import Columns, Commands, json_option, lists, opened, show, stamp, table_lines, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import shown_line
 
@@ -23,7 +23,7 @@ URL: Final = "http://127.0.0.1:8765"
 SERVER = click.option("--url", help=f"The address of the server, as in browsers. Default: CONSOLE_URL, or {URL}.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def users() -> None:
     """Make, list or remove the accounts of people who use the console of `shellback serve`.
 

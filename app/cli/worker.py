@@ -188,14 +188,14 @@ def workers(everything: bool) -> None:
         lost = where.database.read_now(roster.lost_turns)
     shown = [one for one in found if everything or one.state in {"alive", "silent"} or one.executor_id in lost]
     columns: Columns[Employed] = {
-        "EXECUTOR": "executor_id",
-        "HOST": "host_id",
-        "PID": "pid",
+        "NAME": lambda one: one.executor_id.removeprefix(f"{one.host_id}."),
         "STATE": "state",
-        "LOST": lambda one: lost.get(one.executor_id),
+        "PID": "pid",
         "HEARD OF": lambda one: age(one.quiet_s) + " ago",
+        "LOST": lambda one: lost.get(one.executor_id),
         "STARTED": lambda one: stamp(one.started_at),
         "VERSION": "version",
+        "HOST ID": "host_id",
     }
     none = (
         "no workers" if everything else "no worker runs: start one with `shellback worker` (--all includes past ones)"
@@ -229,7 +229,7 @@ def hosts() -> None:
         "PROCESSES": "processes",
         "CONVERSATIONS": "conversations",
         "HEARD OF": lambda one: "never" if one.silent_s is None else age(one.silent_s) + " ago",
-        "HOST": "host_id",
+        "HOST ID": "host_id",
     }
     none = "no hosts: a host has a row when its first worker starts (`shellback worker`)"
     show([asdict(one) for one in found], table_lines(found, columns) if found else [none])

@@ -18,6 +18,7 @@ import click
 
 from shellback.cli.shared import (
     Columns,
+    Commands,
     Refused,
     json_option,
     lists,
@@ -38,7 +39,7 @@ _BARE: Final = re.compile(r"true|false|-?(?:0|[1-9]\d*)(?:\.\d+)?")
 """What is written without quotes."""
 
 
-@click.group()
+@click.group(cls=Commands)
 def workspaces() -> None:
     """List, add and remove workspaces: the directories in which conversations work.
 
@@ -91,12 +92,12 @@ def list_() -> None:
     gone = [{"name": name, "path": None, "problem": GONE, "conversations": count} for name, count in counts.items()]
     columns: Columns[dict[str, Any]] = {
         "WORKSPACE": lambda one: one["name"],
-        "PATH": lambda one: one["path"],
-        "CONVERSATIONS": lambda one: one["conversations"],
         "STATE": lambda one: "usable" if one["problem"] is None else "problem",
+        "CONVERSATIONS": lambda one: one["conversations"],
     }
     if any("from" in one for one in found):
         columns["OF EACH CONVERSATION"] = lambda one: " ".join(filter(None, (one.get("from"), one.get("source"))))
+    columns["PATH"] = lambda one: one["path"]
     lines = [*table_lines([*found, *gone], columns), *own]
     lines += [visible_line(f"{one['name']}: {one['problem']}") for one in [*found, *gone] if one["problem"]]
     lines += [_unowned(one["name"], one["unowned"]) for one in found if one.get("unowned")]

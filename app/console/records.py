@@ -24,7 +24,7 @@ from shellback.console.tables import (
     table_of,
     time_cell,
 )
-from shellback.exec.core.display import visible
+from shellback.exec.core.display import age, visible
 from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.policy.rules.file import load
 from shellback.storage import rules
@@ -105,13 +105,15 @@ class Records:
 
     async def _queue(self, request: Request) -> Response:
         def read(conn: sa.Connection, host_id: str) -> list[Table]:
-            found = standing.backlog(conn)
+            found, carried = standing.backlog(conn), loads(conn, host_id)
+            names = {one.host_id: one.name for one in carried}
+            workers: Columns = {**_WORKERS, "host": lambda one: names.get(one.host_id, one.host_id)}
             return [
                 table_of("Waiting", found.waiting, _WAITING, "Nothing waits."),
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
                 table_of("Blocked", found.blocked, _BLOCKED, "No conversation is blocked."),
-                table_of("Hosts", loads(conn, host_id), _HOSTS, "No host was heard of."),
-                table_of("Workers", roster.look(conn, host_id), _WORKERS, _NO_WORKER),
+                table_of("Hosts", carried, _HOSTS, "No host was heard of."),
+                table_of("Workers", roster.look(conn, host_id), workers, _NO_WORKER),
             ]
 
         def look(at: Asking) -> list[Table]:
@@ -173,6 +175,7 @@ _HOSTS: Final[Columns] = {
     "waiting": "waiting",
     "processes": "processes",
     "conversations": "conversations",
+    "last heard of": lambda one: None if one.silent_s is None else f"{age(one.silent_s)} ago",
 }
 _CHECKED: Final[Columns] = {
     "check": "name",

@@ -9,16 +9,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import time
 from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from playwright.sync_api import Browser, Page, expect
 
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.storage import rules
+from shellback.storage.tables import hosts
 from tests.browsers import WIDTHS, chromium, come_in, fits, page_of
 from tests.consoles import PASSWORD, invited
 from tests.nodes import AXE, script_of
@@ -58,6 +61,9 @@ def paths(place: Stage) -> dict[str, str]:
     waiting = place.pending("shop")
     place.send(LONG, "long")
     long = place.pending("long")
+    now = time.time()
+    for name, at, given_up in (("build-2.example.org", now - 5000, None), ("old", now - 90000, now - 80000)):
+        place.change(sa.insert(hosts).values(host_id=name, name=name, heartbeat_at=at, given_up_at=given_up))
     assert request.approval_id is not None
     match = Match(prefix=("npm", "test"), exact=True, conversation_id="shop")
     place.write(rules.add, [Rule(effect="allow", match=match, owner="grace", note="before each commit")])

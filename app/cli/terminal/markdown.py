@@ -20,12 +20,12 @@ from shellback.exec.core.display import visible
 # The terminal's own colours, and no background: readable on light and on dark.
 _THEME: Final = Theme({"markdown.code": "cyan", "markdown.code_block": "cyan", "markdown.block_quote": "italic"})
 
-# What the agent wrote is drawn, all of it: tags, pictures and references stay text, and no name of a character stands
-# for one that nobody sees.
+# What the agent wrote is drawn, all of it: tags, pictures, bare links and references stay text, and no name of a
+# character stands for one that nobody sees.
 _PARSER: Final = (
     MarkdownIt("commonmark", {"html": False})
     .enable(["strikethrough", "table"])
-    .disable(["entity", "image", "reference"])
+    .disable(["autolink", "entity", "image", "reference"])
 )
 
 

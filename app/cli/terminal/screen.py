@@ -21,7 +21,7 @@ from typing import Any, Final, Self, cast
 
 import click
 
-from shellback.cli.output import drawn
+from shellback.cli.output import drawn, fitted
 from shellback.cli.shared import columns, handled
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.exec.core.display import visible
@@ -184,9 +184,9 @@ class Screen:
         self.piece(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """Print a line of Shellback's own in the first column; quoted text must be folded and made visible already."""
+        """Print lines of Shellback's own in the first column, in rows that fit; quoted text must be visible already."""
         self.end_line()
-        self._print(f"{text}\n")
+        self._print("".join(f"{row}\n" for line in text.split("\n") for row in fitted(line, columns())))
 
     def end_line(self) -> None:
         """Go to the beginning of a line."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
 _MARGIN: Final = "    "
-_FOLDED: Final = "↳ "
+FOLDED: Final = "↳ "
+"""Begins each further row of a folded line, behind blanks."""
 _FIRST: Final = ("command", "segments", "tier", "reason", "touches")
 _HASHES: Final = frozenset({"sha256", "view"})
 SECRETS: Final = "secret_paths"
@@ -111,28 +112,30 @@ def subject(display: Mapping[str, object]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def folded(lines: Iterable[str], width: int | None) -> list[str]:
-    """Lines of at most `width` columns; a folded line continues after a margin and `↳`.
+def folded(lines: Iterable[str], width: int | None, *, hang: int = 0) -> list[str]:
+    """Lines of at most `width` columns; a folded line continues below its own beginning, or `hang`, and behind `↳`.
 
     So no text of a call starts a line of the screen, as it could if the terminal folded the line.
     """
-    return [part for line in lines for part in _folded(line, width)]
+    return [part for line in lines for part in _folded(line, width, hang)]
 
 
-def _folded(line: str, width: int | None) -> Iterator[str]:
+def _folded(line: str, width: int | None, hang: int) -> Iterator[str]:
     if width is None or (line.isascii() and len(line) <= width):
         yield line
         return
     begin = taken = 0
-    margin = ""
+    margin, deep = "", max(len(_MARGIN), hang, len(line) - len(line.lstrip(" ")))
+    deep = min(deep, max(width, 8) // 2)
     for index, char in enumerate(line):
         columns = _columns(char)
         if taken + columns > max(width, 8):
             # At a blank if one is near: it begins the next row, where it is seen. Else within a word.
             blank = line.rfind(" ", (begin + index) // 2 + 1, index)
-            end = index if blank < 0 else blank
+            moved = sum(map(_columns, line[blank : index + 1]))
+            end = index if blank < 0 or deep + len(FOLDED) + moved > max(width, 8) else blank
             yield margin + line[begin:end]
-            begin, margin = end, f"{_MARGIN}{_FOLDED}"
+            begin, margin = end, f"{' ' * deep}{FOLDED}"
             taken = len(margin) + sum(map(_columns, line[begin:index]))
         taken += columns
     yield margin + line[begin:]

@@ -115,7 +115,7 @@ def get(conn: sa.Connection, request_id: str) -> Request:
     if len(found) > 1:
         raise UnknownApproval(candidates(request_id, "approval requests", [row["id"] for row in found]))
     if not found:
-        raise UnknownApproval(f"no approval request {request_id!r}")
+        raise UnknownApproval(f"no approval request {request_id!r}: `shellback approvals list --all` lists them")
     return Request(**found[0])
 
 

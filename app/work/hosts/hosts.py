@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from shellback.exec.core.display import age
 from shellback.storage import rows
 from shellback.storage.tables import conversations, hosts, sessions
 
@@ -41,7 +42,7 @@ class Host:
     @property
     def heard(self) -> str:
         """When it was last heard of, as text after its name."""
-        return "was never heard of" if self.silent_s is None else f"was last heard of {self.silent_s:.0f} s ago"
+        return "was never heard of" if self.silent_s is None else f"was last heard of {age(self.silent_s)} ago"
 
     @property
     def silence(self) -> str:

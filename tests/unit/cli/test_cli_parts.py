@@ -187,8 +187,43 @@ def test_what_a_row_is_about_is_folded_and_never_cut(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(shared, "columns", lambda: 40)
     _, *rows = shared.laid_out([[["ID", "WHAT"], ["a7db", "word " * 30]]])
-    assert all(row.startswith("    ↳ ") for row in rows[1:])
-    assert " ".join("".join(row.removeprefix("    ↳ ") for row in rows).split()) == "a7db " + ("word " * 30).strip()
+    assert all(row.startswith("      ↳ ") for row in rows[1:])
+    assert " ".join("".join(row.removeprefix("      ↳ ") for row in rows).split()) == "a7db " + ("word " * 30).strip()
+
+
+def test_a_value_that_is_cut_is_cut_so_that_its_row_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shellback.cli import shared
+
+    monkeypatch.setattr(shared, "columns", lambda: 40)
+    table = shared.table_of(["word " * 30], {"STATE": lambda _: "running", "COMMAND": str})
+    assert [*shared.laid_out([table])][1:] == ["running  word word word word word word …"]
+
+
+def test_a_column_that_does_not_fit_leaves_its_place_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shellback.cli import shared
+
+    monkeypatch.setattr(shared, "columns", lambda: 60)
+    rows = [*shared.laid_out([[["ID", "NAME", "STATE", "WHAT"], ["a", "n" * 40, "running", "w" * 30]]])]
+    assert [row.split() for row in rows[:2]] == [["ID", "STATE", "WHAT"], ["a", "running", "w" * 30]]
+    assert rows[2] == "--wide also shows NAME"
+
+
+def test_a_folded_line_keeps_its_colours_and_shows_nothing_of_what_marks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shellback.cli import output
+
+    mark = output._OURS  # pyright: ignore[reportPrivateUsage]
+
+    def drawn(sequence: str) -> str:
+        return mark + sequence + mark
+
+    monkeypatch.setattr(output, "drawn", drawn)
+    monkeypatch.setattr("shellback.environment.plain_terminal", lambda: False)
+    line = f"at  {output.styled('one two three four', 'red')}  and {output.styled('five', 'bold')}\tsix"
+    rows = output.fitted(line, 16)
+    seen = "".join(row.replace(mark, "|") + "\n" for row in rows)
+    assert seen == (
+        "at  |\x1b[31m|one two\n    ↳  three\n    ↳  four|\x1b[0m| \n    ↳  and |\x1b[1m|five\n    ↳ |\x1b[0m|    six\n"
+    )
 
 
 def test_the_verdict_is_about_the_worst_first() -> None:

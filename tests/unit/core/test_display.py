@@ -6,7 +6,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shellback.exec.core.display import folded, original, request_lines, shown, shown_line, visible
@@ -32,13 +32,18 @@ def test_a_request_is_shown_whole_and_no_line_of_it_passes_for_ours(display: dic
     assert lines[1 : 1 + len(more)] == [f"             {line}" for line in more]
 
 
-@given(TEXTS, st.integers(8, 120))
+@given(TEXTS, st.integers(8, 120), st.integers(0, 60), st.integers(0, 60))
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_folding_loses_nothing_and_begins_no_line_with_what_it_folded(text: str, width: int) -> None:
+@example("a " * 9 + "b" * 60, 40, 0, 19)
+def test_folding_loses_nothing_and_begins_no_line_with_what_it_folded(
+    text: str, width: int, indent: int, hang: int
+) -> None:
     (line,) = request_lines({"command": shown_line(text).strip() or "x"})[:1]
-    first, *more = folded([line], width)
-    assert all(part.startswith("    ↳ ") for part in more)
-    assert first + "".join(part.removeprefix("    ↳ ") for part in more) == line
+    line = " " * indent + line
+    first, *more = folded([line], width, hang=hang)
+    margin = " " * min(max(4 + indent, hang), width // 2) + "↳ "
+    assert all(part.startswith(margin) for part in more)
+    assert first + "".join(part.removeprefix(margin) for part in more) == line
     assert all(sum(_columns(char) for char in part) <= width for part in (first, *more))
 
 
