@@ -44,7 +44,9 @@ def test_beside_a_worker_a_command_loads_no_database_no_settings_and_no_agent(pl
 
 def test_beside_a_worker_chat_has_its_prompt_before_it_loads_database_settings_and_agent(place: Stage) -> None:
     program = """
+import os
 import shellback.cli.chat as chat
+os.get_terminal_size = lambda _: os.terminal_size((80, 24))
 chat._seat = lambda _: sys.exit(0)
 sys.stdin.isatty = sys.stdout.isatty = lambda: True
 chat.chat(["-c", "seen"], standalone_mode=False)
