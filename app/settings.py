@@ -29,6 +29,8 @@ from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
 from shellback.orders import Problem, SettingsError, default_home, dotenvs
 
+LABELS: Final = r"[\w.-]+(?:\s*,\s*[\w.-]+)*"
+"""Labels of hosts with commas between them."""
 CONSOLE: Final = "/console"
 """The path of the console below the address of its server."""
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
@@ -141,6 +143,9 @@ class Settings(BaseModel):
     approval_ttl: float = seconds(3600.0, 1, 30 * 86400)
     pending_approvals: int = count(20, 1, 500)
     mcp_elicitation: Literal["off", "on"] = setting("off", "off or on")
+    host_labels: str = setting(
+        "", "names with commas between them, of letters, digits and . _ -", pattern=rf"^({LABELS})?$"
+    )
     turn_slots: int = count(32, 1, 256)
     wake_slots: int = count(16, 1, 256)
     turn_max_requests: int = count(100, 1, 10_000)
@@ -421,6 +426,11 @@ def _hidden(extra: str, state: Path, exec_uid: int) -> tuple[Path, ...]:
             home = pwd.getpwuid(uid).pw_dir
             found.update(secret_paths((), home=Path(home), state=state) if os.path.isdir(home) else ())
     return tuple(sorted(found))
+
+
+def labels(text: str) -> tuple[str, ...]:
+    """The labels in a text as `LABELS`, each once."""
+    return tuple(dict.fromkeys(label for one in text.split(",") if (label := one.strip())))
 
 
 def words(command: str) -> list[str]:

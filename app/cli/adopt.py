@@ -198,15 +198,28 @@ def _find_host(where: Place, given: str) -> Host:
     from shellback.work.hosts import hosts
 
     known = [one for one in where.database.read_now(hosts.known) if one.host_id != where.host_id]
-    found = [one for one in known if one.host_id == given]
-    found = found or [one for one in known if given and (one.name == given or one.host_id.startswith(given))]
+    if where.host_id == given or (given and where.host_id.startswith(given) and not _matching(known, given)):
+        raise Refused(f"{given} is this host: its conversations already live here")
+    return host_among(known, given, "other host")
+
+
+def host_among(known: Sequence[Host], given: str, kind: str = "host") -> Host:
+    """The host that is `given` by its name, its id or the start of its id.
+
+    Raises:
+        Refused: None or several match; the message lists them.
+    """
+    found = _matching(known, given)
     if len(found) == 1:
         return found[0]
-    if where.host_id == given or (given and where.host_id.startswith(given) and not found):
-        raise Refused(f"{given} is this host: its conversations already live here")
     listed = [f"{one.host_id} ({visible_line(one.name)}, {one.heard})" for one in (found or known)[:SHOWN]]
-    what = f"{len(found)} hosts match {given!r}: give the full id" if found else f"no other host matches {given!r}"
-    raise Refused(f"{visible_line(what)}. Other hosts: {', '.join(listed) or 'none'}")
+    what = f"{len(found)} hosts match {given!r}: give the full id" if found else f"no {kind} matches {given!r}"
+    raise Refused(f"{visible_line(what)}. {kind.capitalize()}s: {', '.join(listed) or 'none'}")
+
+
+def _matching(known: Sequence[Host], given: str) -> Sequence[Host]:
+    exact = [one for one in known if one.host_id == given]
+    return exact or [one for one in known if given and (one.name == given or one.host_id.startswith(given))]
 
 
 def _gone(where: Place, host_id: str, *, force: bool) -> Host:

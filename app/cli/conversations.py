@@ -77,6 +77,8 @@ def list_(limit: int) -> None:
     }
     if any(one.workspace != DEFAULT for one in found):
         columns["WORKSPACE"] = "workspace"
+    if any(not one.host_id for one in found):
+        columns["WAITS"] = lambda one: None if one.host_id else one.placed
     if silent:
         columns["HOST"] = lambda one: f"{silent[one.host_id].name}, silent" if one.host_id in silent else None
     lines = [*table_lines(found, columns), *fresh.lines(), *([ADOPT] if silent else [])]
@@ -117,6 +119,8 @@ def show_(name: str, last: int, full: bool) -> None:
 
     def lines() -> Iterator[str]:
         yield visible_line(_heading(stands, total))
+        if stands.placed:
+            yield visible_line(f"placed on {stands.placed}" if stands.host_id else f"waits: {stands.placed}")
         if named is not None and named.own:
             yield visible_line(f"its workspace has settings of its own: {named.differs}")
         yield from [said] if said else fresh.lines()
@@ -177,6 +181,8 @@ def find_conversation(where: Place, name: str) -> Standing:
 
 def _heading(one: Standing, total: int) -> str:
     blocked = f" by {one.blocked_reason}" if one.blocked_reason else ""
+    if not one.host_id:
+        blocked = " (waits for a host)"
     place = f" ({one.workspace_path})" if one.workspace_path else ""
     return (
         f"conversation {one.id}: {one.state}{blocked}; workspace {one.workspace}{place}; messages {total:,}, "

@@ -38,7 +38,7 @@ SECTIONS: Final = {
         "queue": ("queue", "Show waiting items, running turns and blocked conversations."),
         "events": ("events", "Show events in order; with --follow, as they happen."),
         "workers": ("worker", "List workers with host, state and version."),
-        "hosts": ("worker", "List hosts with their workers, processes and items."),
+        "hosts": ("worker", "List hosts with their workers, processes and room; drain one."),
     },
     "Operation": {
         "worker": ("worker", "Run turns for this host until it is told to stop."),

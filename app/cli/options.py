@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -56,6 +56,22 @@ class Lasting(click.ParamType[float]):
         if found is None or not float(found[1]):
             self.fail(f"{value!r} is no duration: 90s, 10m, 2h, 30d", param, ctx)
         return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+class Labels(click.ParamType[tuple[str, ...]]):
+    """Labels of hosts with commas between them, as a tuple."""
+
+    name = "labels"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The labels."""
+        from shellback.settings import LABELS, labels
+
+        if isinstance(value, tuple):
+            return cast("tuple[str, ...]", value)
+        if not re.fullmatch(LABELS, str(value).strip()):
+            self.fail(f"{value!r}: give labels with commas between them, of letters, digits and . _ -", param, ctx)
+        return labels(str(value))
 
 
 def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.asking import asking
-from shellback.cli.options import workspace_option
+from shellback.cli.options import Labels, workspace_option
 from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, show, utf8
 from shellback.client.caller import me
 from shellback.exec.core.display import folded, visible_line
@@ -37,10 +37,20 @@ NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shel
 )
 @click.option("--timeout", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds for --wait.")
 @workspace_option
+@click.option(
+    "--needs", type=Labels(), default=(), metavar="LABELS", help="Labels that the host of a new conversation must have."
+)
 @json_option
 @click.argument("text")
 def send(
-    conversation: str, wait: bool, priority: str, interrupt: bool, timeout: float, workspace: str | None, text: str
+    conversation: str,
+    wait: bool,
+    priority: str,
+    interrupt: bool,
+    timeout: float,
+    workspace: str | None,
+    needs: tuple[str, ...],
+    text: str,
 ) -> None:
     """Send TEXT to a conversation; "-" reads TEXT from standard input.
 
@@ -52,12 +62,13 @@ def send(
     \b
       shellback send -c build --wait '$ make -j4 &'
       shellback send -c shop -w web 'Run the tests.'       begins shop in the workspace web
+      shellback send -c train --needs gpu,arm64 'Train.'   begins train on a host with both labels (HOST_LABELS)
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     how: dict[str, Any] = {"priority": priority.upper(), "waiting": wait, "interrupt": interrupt, "by": me()}
-    how |= {} if workspace is None else {"workspace": workspace}
+    how |= ({} if workspace is None else {"workspace": workspace}) | ({"needs": needs} if needs else {})
     code = 0
     with asking() as ask:
         # The key makes a repeat change nothing, when a worker ends before it answers.
@@ -86,19 +97,13 @@ def send(
     sys.exit(code)
 
 
-def deliver(
-    where: Place, *, conversation: str, text: str, priority: str, workspace: str | None = None, **how: Any
-) -> dict[str, Any]:
+def deliver(where: Place, **message: Any) -> dict[str, Any]:
     """Store a message; what was stored, who will not read it soon, and whether no worker runs."""
     from shellback.client import messages
     from shellback.wiring import wiring
 
-    if workspace is not None:
-        from shellback.wiring.spaces import bound
-
-        how["workspace"] = bound(where.settings, workspace)
     with wiring.enqueuing(where) as enqueuer:
-        return asdict(messages.deliver(where, enqueuer, conversation=conversation, text=text, priority=priority, **how))
+        return asdict(messages.deliver(where, enqueuer, **message))
 
 
 def outcome(where: Place, *, sent: dict[str, Any]) -> Callable[[], dict[str, Any] | None]:

@@ -278,6 +278,15 @@ class Suggested:
 
 
 @_shape
+class Drain:
+    """A host, and whether it takes no new conversations from now on."""
+
+    host_id: str
+    name: str
+    draining: bool
+
+
+@_shape
 class Pruned:
     """How many rows were deleted, or would be, by kind."""
 
@@ -535,6 +544,7 @@ SHAPES: Final = {
     "findings list": Shape(list[Found]),
     "findings show": Shape(FoundInFull),
     "hosts": Shape(list[Load]),
+    "hosts drain": Shape(Drain),
     "init": Shape(Begun),
     "kill": Shape(Ended | list[Ended]),
     "logs": Shape(Output),

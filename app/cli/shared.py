@@ -465,7 +465,7 @@ def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:
 
 _COLOURS: Final[dict[str, Literal["green", "yellow", "red"]]] = {
     **dict.fromkeys(("running", "alive", "approved", "used"), "green"),
-    **dict.fromkeys(("pending", "blocked", "silent", "CRITICAL", "HIGH"), "yellow"),
+    **dict.fromkeys(("pending", "blocked", "silent", "draining", "CRITICAL", "HIGH"), "yellow"),
     **dict.fromkeys(("lost", "dead", "set_aside", "failed", "alarm", "denied", "start_failed", "timed_out"), "red"),
 }
 

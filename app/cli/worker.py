@@ -18,7 +18,9 @@ import click
 from shellback.cli.children import ON_THE_HOST, make_default, stop_with_stdin
 from shellback.cli.shared import (
     Columns,
+    Commands,
     Refused,
+    json_option,
     lasting_settings,
     lists,
     load_settings,
@@ -27,7 +29,7 @@ from shellback.cli.shared import (
     stamp,
     table_lines,
 )
-from shellback.exec.core.display import age
+from shellback.exec.core.display import age, visible_line
 from shellback.exec.core.errors import ExecError, SupervisorAbsent
 from shellback.exec.link import launch
 from shellback.exec.wire import linux
@@ -55,6 +57,8 @@ def worker(while_stdin: bool) -> None:
 
     Running turns get DRAIN_SECONDS to end; a second SIGTERM or Ctrl-C cuts them off at once. The next worker continues
     a turn that was cut off.
+
+    A worker of a host that drains (`shellback hosts drain`) ends when nothing there needs it.
 
     The worker prints "ready" on standard error when it takes turns. One worker is enough for a host; a second one with
     the same name is refused.
@@ -135,12 +139,14 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
         loop.add_signal_handler(number, told, number)
     if while_stdin:
         stop_with_stdin(loop, stop)
-    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(built.fallen.wait())]
+    ends = [asyncio.create_task(one.wait()) for one in (stop, built.fallen, built.emptied)]
     try:
         if await _started(built, ends):
             async with Desk(where):
                 click.echo("ready", err=True)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if built.emptied.is_set():
+                click.echo("this host drains, and nothing here needs it any more", err=True)
             # The commands that waited here look for themselves.
             click.echo("draining: running turns end first", err=True)
     finally:
@@ -204,35 +210,80 @@ def workers(everything: bool) -> None:
     show(facts, table_lines(shown, columns) if shown else [none])
 
 
-@click.command()
+@click.group(cls=Commands, invoke_without_command=True)
 @lists()
-def hosts() -> None:
+@click.pass_context
+def hosts(ctx: click.Context) -> None:
     """List the hosts of this database with what each carries, the last heard of first.
 
-    alive: a worker was heard of in the last 30 seconds. silent: none since; its conversations wait. given_up: other
-    hosts have settled what it left. WAITING and RUNNING are work items without and with a turn.
+    alive: a worker was heard of in the last 30 seconds. draining: so, and it takes no new conversations. silent: none
+    since; its conversations wait. given_up: other hosts have settled what it left. WAITING and RUNNING are work items
+    without and with a turn; FREE are slots without one. LABELS are those that `send --needs` asks for (HOST_LABELS).
 
     \b
       shellback hosts
       shellback hosts --json | jq '.[] | select(.waiting > 0)'
+      shellback hosts drain web-2
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.work.hosts.loads import loads
+    from shellback.work.hosts.placing import waiting
 
+    if ctx.invoked_subcommand is not None:
+        return
     with opened() as where:
         found = where.database.read_now(loads, where.host_id)
+        homeless = where.database.read_now(waiting)
     columns: Columns[Load] = {
         "NAME": "name",
         "STATE": "state",
         "WORKERS": "workers",
         "RUNNING": "running",
         "WAITING": "waiting",
+        "FREE": "free_slots",
         "PROCESSES": "processes",
         "CONVERSATIONS": "conversations",
+        "LABELS": lambda one: ", ".join(one.labels) or None,
         "HEARD OF": lambda one: "never" if one.silent_s is None else age(one.silent_s) + " ago",
         "HOST ID": "host_id",
     }
     none = "no hosts: a host has a row when its first worker starts (`shellback worker`)"
-    show([asdict(one) for one in found], table_lines(found, columns) if found else [none])
+    lines = [*table_lines(found, columns)] if found else [none]
+    if homeless:
+        lines.append(f"waiting for a host: {', '.join(homeless[:10])}; `shellback conversations show NAME` says why")
+    show([asdict(one) for one in found], lines)
+
+
+@hosts.command()
+@click.argument("host")
+@click.option("--undo", is_flag=True, help="Take new conversations again.")
+@json_option
+def drain(host: str, undo: bool) -> None:
+    """Have HOST take no new conversations. HOST is a name, an id, or the start of an id.
+
+    Its conversations and processes go on. When it has no item, no turn, no process and no call that waits for a person,
+    its workers end. New conversations begin on other hosts, or wait for one that fits. Where something starts ended
+    workers again, such as systemd or compose, stop that too: a worker of an empty host that drains ends at once.
+
+    \b
+      shellback hosts drain web-2
+      shellback hosts drain web-2 --undo
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.cli.adopt import host_among
+    from shellback.work.hosts import hosts as known
+    from shellback.work.hosts import placing
+
+    with opened() as where:
+        if where.database.dialect == "sqlite":
+            raise Refused("on SQLite there is one host, which no other could relieve: stop its worker instead")
+        found = host_among([one for one in where.database.read_now(known.known) if one.silent_s is not None], host)
+        where.database.write_now(placing.drain, found.host_id, begin=not undo)
+    facts = {"host_id": found.host_id, "name": found.name, "draining": not undo}
+    does = (
+        "takes new conversations again"
+        if undo
+        else "drains: it takes no new conversations, and its workers end when it is empty"
+    )
+    show(facts, [visible_line(f"host {found.name} ({found.host_id}) {does}")])
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, Self, TypeVar
 
@@ -94,8 +94,9 @@ class AsyncClient:
         key: str | None = None,
         priority: Priority = "normal",
         interrupt: bool = False,
+        needs: Sequence[str] = (),
     ) -> Sent:
-        """Store a message and enqueue its turn; a new name begins a conversation.
+        """Store a message and enqueue its turn; a new name begins a conversation, on a host with the labels `needs`.
 
         With a `key` a message is stored once, also if this call is repeated after a crash: the repeat returns the same
         item. `interrupt` denies the calls that wait for approval, so that the message is handled at once. A cancelled
@@ -106,6 +107,7 @@ class AsyncClient:
                 key was used for another message.
         """
         given = {"conversation": conversation, "text": text, "key": key, "priority": priority, "interrupt": interrupt}
+        given |= {"needs": [*needs]} if needs else {}
         return await self._ask("send", given)
 
     async def stream(

@@ -19,12 +19,13 @@ class Freshness:
 
     def __init__(self, where: Place, host_ids: Iterable[str] = ()) -> None:
         from shellback.work.hosts import hosts, roster
+        from shellback.work.queue.mailbox import NOWHERE
 
         staff = where.database.read_now(roster.look, where.host_id, everywhere=False)
         here = where.database.read_now(hosts.one, where.host_id)
         self._here = where.host_id
         self.current = any(one.state == "alive" for one in staff)
-        others = set(host_ids) - {where.host_id}
+        others = {*host_ids} - {where.host_id, NOWHERE}
         found = where.database.read_now(lambda conn: [hosts.one(conn, other) for other in others]) if others else []
         self.silent: dict[str, Host] = {host.host_id: host for host in found if host.silent}
         """The silent ones, by id; never this one."""
@@ -87,9 +88,11 @@ def home_of(where: Place, conversation: str) -> Host | None:
 
 
 def waits(conversation: str, home: Host | None) -> str | None:
-    """The line about a conversation whose host is silent; None if the host is not silent."""
+    """The line about a conversation whose host is silent, or that waits for one; None if its host is not silent."""
     if home is None or not home.silent:
         return None
+    if home.why:
+        return visible_line(f"conversation {conversation} waits for a host: {home.why}")
     return visible_line(
         f"conversation {conversation} lives on host {home.name}, which {home.heard}, and waits for it. "
         f"`shellback adopt conversation {conversation}` continues it on this host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,20 +25,52 @@ class Delivered:
     alone: bool
 
 
-def deliver(where: Place, enqueuer: Enqueuer, *, conversation: str, text: str, priority: str, **how: Any) -> Delivered:
-    """Store a message. `priority` is the name of one.
+def deliver(
+    where: Place,
+    enqueuer: Enqueuer,
+    *,
+    conversation: str,
+    text: str,
+    priority: str,
+    workspace: str | None = None,
+    needs: Sequence[str] = (),
+    **how: Any,
+) -> Delivered:
+    """Store a message. `priority` is the name of one; `workspace` and `needs` (labels) are of a new conversation.
+
+    It begins on this host. With `needs`, or where this machine takes none, it begins on the host that fits best.
 
     Raises:
-        InvalidRequest: The name or the text is not acceptable.
+        InvalidRequest: The name or the text is not acceptable, or the conversation began elsewhere.
+        WorkspaceUnusable: There is no such workspace here, where it would begin.
     """
     from shellback.work.approvals import sending
     from shellback.work.queue.items import Priority
 
+    if needs or not takes_new(where):
+        from shellback.work.hosts.placing import Wanted
+        from shellback.work.queue.mailbox import DEFAULT, Workspace
+
+        how["place"] = Wanted(here=where.host_id, needs=tuple(needs), workspace=workspace or DEFAULT)
+        how["workspace"] = None if workspace is None else Workspace(workspace)
+    elif workspace is not None:
+        from shellback.wiring.spaces import bound
+
+        how["workspace"] = bound(where.settings, workspace)
     sent = sending.deliver(
         where.database, enqueuer, conversation, text, host_id=where.host_id, priority=Priority[priority], **how
     )
     home = home_of(where, conversation)
     return Delivered(sent=sent, waits=waits(conversation, home), alone=home is None and not worker_lives(where))
+
+
+def takes_new(where: Place) -> bool:
+    """Whether conversations that begin here may begin on this host. On SQLite there is no other."""
+    if where.database.dialect == "sqlite":
+        return True
+    from shellback.work.hosts.placing import is_host
+
+    return where.database.read_now(is_host, where.host_id)
 
 
 Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]

@@ -23,6 +23,7 @@ from shellback.client.facts import Approval, Decision, Killed, Log, Sent, Sessio
 from shellback.client.freshness import Freshness
 from shellback.exec.core.model import Session as Row
 from shellback.exec.core.model import SessionId
+from shellback.settings import LABELS
 from shellback.storage import sessions as session_rows
 from shellback.storage.rows import exists
 from shellback.storage.tables import conversations
@@ -66,6 +67,10 @@ Priority = Annotated[
     Literal["critical", "high", "normal", "low", "idle"], Field(description="The priority of the turn.")
 ]
 Interrupt = Annotated[bool, Field(description="Deny the calls that wait for approval, so that it is handled at once.")]
+Needs = Annotated[
+    Sequence[Annotated[str, Field(pattern=rf"^{LABELS}$")]],
+    Field(max_length=20, description="Labels that the host of a new conversation must have."),
+]
 Only = Annotated[str | None, Field(max_length=200, pattern=_PLAIN, description="Only this conversation.")]
 All = Annotated[bool, Field(description="Also decided requests, or ended sessions.")]
 Id = Annotated[str, Field(max_length=200, pattern=_PLAIN, description="The whole id.")]
@@ -106,6 +111,7 @@ def send(
     key: Key = None,
     priority: Priority = "normal",
     interrupt: Interrupt = False,
+    needs: Needs = (),
 ) -> Sent:
     """Store a message and enqueue its turn. A new name begins a conversation."""
     if not at.caller.may(conversation):
@@ -114,7 +120,7 @@ def send(
     how = {} if key is None else {"key": hashlib.sha256(f"{conversation}\n{key}".encode()).hexdigest()[:32]}
     found = messages.deliver(
         at.where, at.enqueuer, conversation=conversation, text=text, priority=priority.upper(),
-        waiting=True, interrupt=interrupt, by=at.caller.by, **how,
+        waiting=True, interrupt=interrupt, by=at.caller.by, needs=needs, **how,
     )  # fmt: skip
     sent = found.sent
     return Sent(

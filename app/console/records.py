@@ -173,8 +173,10 @@ _HOSTS: Final[Columns] = {
     "workers": "workers",
     "running": "running",
     "waiting": "waiting",
+    "free slots": "free_slots",
     "processes": "processes",
     "conversations": "conversations",
+    "labels": lambda one: ", ".join(one.labels) or None,
     "last heard of": lambda one: None if one.silent_s is None else f"{age(one.silent_s)} ago",
 }
 _CHECKED: Final[Columns] = {

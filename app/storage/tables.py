@@ -26,7 +26,7 @@ conversations: Final = sa.Table(
     "conversations",
     metadata,
     sa.Column("id", sa.String(200), primary_key=True),
-    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("host_id", sa.String(64), nullable=False),  # "": it waits for one
     sa.Column("state", sa.String(16), nullable=False, server_default="free", index=True),  # free, claimed, blocked
     sa.Column("blocked_reason", sa.String(32)),  # approval, wake_limit, set_aside
     sa.Column("claimed_by", sa.String(200)),  # workflow id of the turn that holds it
@@ -40,6 +40,9 @@ conversations: Final = sa.Table(
     sa.Column("driver", sa.String(16), nullable=False, server_default="agent"),  # agent, mcp
     sa.Column("workspace", sa.String(64)),  # its name; without one, WORKSPACE_ROOT
     sa.Column("workspace_path", sa.Text),  # its path when the conversation began, without symlinks
+    sa.Column("needs", sa.JSON(none_as_null=True)),  # labels that its host had to have
+    sa.Column("placed", sa.Text),  # why it is on its host, or on none; None: it began where it was asked for
+    sa.Index("ix_conversations_host_id", "host_id"),
 )
 
 history_records: Final = sa.Table(
@@ -307,6 +310,7 @@ hosts: Final = sa.Table(
     sa.Column("given_up_at", sa.Float),  # when another host settled its sessions; None while it is heard of
     sa.Column("jumped_at", sa.Float),  # when its clock leapt last, and by how many seconds
     sa.Column("jumped_by", sa.Float),
+    sa.Column("draining_at", sa.Float),  # since when it takes no new conversations
 )
 
 workers: Final = sa.Table(
@@ -321,6 +325,7 @@ workers: Final = sa.Table(
     sa.Column("heartbeat_at", sa.Float, nullable=False),  # this and the others in the database's time
     sa.Column("stopped_at", sa.Float),
     sa.Column("token", sa.String(200)),  # of the process that holds the name until its lease ends; see `worker.hold`
+    sa.Column("offer", sa.JSON(none_as_null=True)),  # what its host has for new conversations
 )
 
 events: Final = sa.Table(

@@ -374,7 +374,9 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     from shellback.storage.host import process_space
     from shellback.telemetry.watches import watches as chosen
     from shellback.wiring.equipping import equipped
+    from shellback.wiring.offering import Offering
     from shellback.work.hosts.generation import Generation
+    from shellback.work.hosts.placing import Placing
     from shellback.work.hosts.sweep import ALWAYS, Sweep
     from shellback.work.hosts.takeover import Takeover
     from shellback.work.hosts.unknown import Alarm
@@ -409,6 +411,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         port, containers = equipment.port, equipment.containers
         outbox, notifiers = _notifying(where)
         live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
+        offering = Offering(settings)
         agent, others, version = _agents(
             where,
             equipment.views,
@@ -465,6 +468,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 traced=watches.traced,
                 drain_s=settings.drain_seconds,
                 version=version,
+                offer=offering.now,
                 token=lock.token,
                 before=lock.before,
             ),
@@ -480,6 +484,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 watches.turns,
                 outbox,
                 also=(
+                    ({"unplaced"}, Placing(database, enqueuer).once),
+                    (ALWAYS, offering.refresh),
                     ({"others"}, _neighbours(where, client, enqueuer, equipment.sink, outbox).once),
                     ({"watched"}, equipment.watcher.resume),
                     ({"live", "ended"}, turn_ends.once),

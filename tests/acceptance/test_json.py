@@ -72,6 +72,7 @@ WORDS: Final[dict[str, list[list[str]]]] = {
 """In this order, because some end what others show."""
 LINES: Final[dict[str, list[list[str]]]] = {"audit": [[]], "events": [[]]}
 ELSEWHERE: Final = {
+    "hosts drain": "tests/acceptance/test_placing_command.py",
     "adopt conversation": "tests/acceptance/test_two_workers.py",
     "adopt host": "tests/acceptance/test_two_workers.py",
     "adopt process": "tests/integration/work/test_generation.py",

@@ -77,7 +77,7 @@ def place() -> Iterator[Stage]:
 def poisoned(conn: sa.Connection) -> None:
     """Beside each row one whose free text is hostile; the audit keeps what it has, as its trigger wants."""
     hostile: dict[str, tuple[str, ...]] = {
-        "conversations": ("id", "stop_by"),
+        "conversations": ("id", "stop_by", "placed"),
         "history_records": ("conversation_id",),
         "history_entries": ("id", "message"),
         "mailbox": ("payload", "conversation_id", "dedupe_key"),
@@ -225,6 +225,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
     "worker": [[HOSTILE]],
     "workers": [["--all"], ["--all", "--json"]],
     "hosts": [[], ["--json"]],
+    "hosts drain": [[HOSTILE], [HOSTILE, "--undo"]],
     "network": [[], ["--json"]],
     "network suggest": [[NAME], ["--json", HOSTILE], [HOSTILE]],
     "workspaces add": [

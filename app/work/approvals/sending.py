@@ -18,7 +18,7 @@ from shellback.work.approvals import approvals
 from shellback.work.errors import InvalidRequest
 from shellback.work.queue import mailbox, stream
 from shellback.work.queue.items import Priority, chat_item
-from shellback.work.queue.mailbox import Workspace
+from shellback.work.queue.mailbox import Placed, Workspace
 from shellback.work.queue.queues import Enqueuer
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}\Z")
@@ -51,15 +51,18 @@ def send(  # noqa: PLR0913 - what a message is
     by: str = "person",
     key: str | None = None,
     workspace: Workspace | None = None,
+    place: Placed | None = None,
 ) -> Sent:
     """Store a message with its work item. With a `key` it is stored once. A new conversation works in `workspace`.
+
+    With `place`, that finds the host of a new conversation; without it that is `host_id`.
 
     The message waits while approvals are pending. With `interrupt` they are denied as superseded, and the turn that is
     told so also reads the message.
 
     Raises:
         InvalidRequest: The name or the text is not acceptable, the key is that of another message, or the conversation
-            works in another workspace.
+            works in another workspace or began without the labels of `place`.
     """
     require_name(conversation_id)
     if not text.strip() or "\x00" in text:
@@ -67,7 +70,7 @@ def send(  # noqa: PLR0913 - what a message is
     if len(text) > TEXT_CHARS:
         raise InvalidRequest(f"the message has {len(text)} characters; at most {TEXT_CHARS} are taken")
     event = stream.last_number(conn)
-    conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id, workspace=workspace)
+    conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id, workspace=workspace, place=place)
     if conversation.driver != mailbox.AGENT:
         raise InvalidRequest(
             f"conversation {conversation_id} belongs to an MCP client, and no agent would read the message: give "

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from shellback.exec.core.display import age
 from shellback.storage import rows
 from shellback.storage.tables import conversations, hosts, sessions
+from shellback.work.queue.mailbox import NOWHERE
 
 SILENT_S: Final = 30.0
 """After this time without a heartbeat a host is shown as silent. Other hosts act when its lease ends."""
@@ -29,6 +30,9 @@ class Host:
     silent_s: float | None
     heartbeat_at: float = 0.0
     given_up: bool = False
+    draining: bool = False
+    why: str = ""
+    """Why a conversation waits for a host; then this is none."""
 
     def holds(self, lease_s: float) -> bool:
         """Whether its lease still runs."""
@@ -50,11 +54,14 @@ class Host:
         return f"{self.host_id}:{self.heartbeat_at:.3f}"
 
 
-def heard_of(conn: sa.Connection, host_id: str) -> None:
-    """Renew the lease of a host. It no longer counts as given up."""
+def heard_of(conn: sa.Connection, host_id: str) -> bool:
+    """Renew the lease of a host; whether it drains. It no longer counts as given up."""
     values: dict[str, Any] = {"name": platform.node()[:255], "given_up_at": None}
-    if not rows.change(conn, hosts, host_id, heartbeat_at=rows.clock(conn), **values):
+    renewed = sa.update(hosts).where(hosts.c.host_id == host_id).values(heartbeat_at=rows.clock(conn), **values)
+    row = conn.execute(renewed.returning(hosts.c.draining_at)).one_or_none()
+    if row is None:
         rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), **values)
+    return row is not None and row.draining_at is not None
 
 
 def one(conn: sa.Connection, host_id: str) -> Host:
@@ -83,16 +90,18 @@ def known(conn: sa.Connection) -> list[Host]:
     """Every host that has a row, a conversation or a session; the last heard of first."""
     now = rows.now(conn)
     found = [_host(row, now) for row in conn.execute(sa.select(hosts).order_by(hosts.c.heartbeat_at.desc()))]
-    ids = {host.host_id for host in found}
+    ids = {NOWHERE, *(host.host_id for host in found)}
     nameless = sa.union(sa.select(conversations.c.host_id), sa.select(sessions.c.host_id))
     return found + [one(conn, name) for name in sorted(conn.execute(nameless).scalars()) if name not in ids]
 
 
 def of_conversation(conn: sa.Connection, conversation_id: str) -> Host | None:
     """The host of a conversation; None if there is no such conversation."""
-    query = sa.select(conversations.c.host_id).where(conversations.c.id == conversation_id)
-    host_id = conn.execute(query).scalar_one_or_none()
-    return None if host_id is None else one(conn, host_id)
+    its = conversations.c
+    row = conn.execute(sa.select(its.host_id, its.placed).where(its.id == conversation_id)).one_or_none()
+    if row is not None and row.host_id == NOWHERE:
+        return Host(host_id=NOWHERE, name="none", silent_s=None, why=row.placed)
+    return None if row is None else one(conn, row.host_id)
 
 
 def note_given_up(conn: sa.Connection, host: Host) -> None:
@@ -107,4 +116,5 @@ def _host(row: sa.Row[Any], now: float) -> Host:
         silent_s=max(0.0, now - row.heartbeat_at),
         heartbeat_at=row.heartbeat_at,
         given_up=row.given_up_at is not None,
+        draining=row.draining_at is not None,
     )

@@ -33,6 +33,7 @@ from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import dead_letters, stream
 from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import ItemType
+from shellback.work.queue.mailbox import NOWHERE
 from shellback.work.queue.queues import Enqueuer, queues_of
 from shellback.work.turn import claims
 from shellback.work.turn.lifetimes import LATE_S
@@ -229,6 +230,7 @@ _SIGNS: Final = {
     "inline": sa.exists().where(sessions.c.delivery == rows.literal(Delivery.INLINE.value)),
     "watched": sa.exists().where(watches.c.state == rows.literal("on")),
     "others": sa.exists().where(hosts.c.host_id != sa.bindparam("host")),
+    "unplaced": sa.exists().where(conversations.c.host_id == rows.literal(NOWHERE)),
     "old": sa.exists().where(events.c.created_at < sa.bindparam("kept")),
 }
 _LOOK: Final = sa.select(*(there.label(sign) for sign, there in _SIGNS.items()))

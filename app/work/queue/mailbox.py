@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import sqlalchemy as sa
 
@@ -71,6 +71,34 @@ def _directory_of(conversation_id: str) -> str:
     return f"{re.sub('[^A-Za-z0-9_-]+', '-', conversation_id)}+{digest}"
 
 
+NOWHERE: Final = ""
+"""The host id of a conversation that waits for a host; nothing of it is on a queue."""
+
+
+class Home(NamedTuple):
+    """The host of a new conversation: `why` this one, its workspace there, and the labels that were asked for."""
+
+    host_id: str
+    why: str
+    workspace: Workspace
+    needs: tuple[str, ...]
+
+    def values(self, conversation_id: str) -> dict[str, Any]:
+        """The columns of the conversation's row."""
+        its = self.workspace.of(conversation_id)
+        named = {} if its.name == DEFAULT else {"workspace": its.name, "workspace_path": its.path}
+        return {"host_id": self.host_id, "placed": self.why, "needs": list(self.needs), **named}
+
+
+class Placed(Protocol):
+    """Finds the host of a new conversation that needs these labels."""
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+    def __call__(self, conn: sa.Connection) -> Home: ...
+
+
 Kind = Literal["message", "exit", "watch", "connect", "typed", "turn_failed"]
 
 
@@ -99,21 +127,34 @@ def open_conversation(
     host_id: str,
     driver: str = AGENT,
     workspace: Workspace | None = None,
+    place: Placed | None = None,
 ) -> sa.Row[Any]:
     """The locked row of a conversation; it is created for this host, `driver` and `workspace` if it is missing.
 
+    With `place`, that says where it is created and in which directory; `workspace` then is a name.
+
     Raises:
-        InvalidRequest: It exists and is bound to another workspace than the one that was given.
+        InvalidRequest: It exists and is bound to another workspace than the one that was given, or began without the
+            labels that `place` needs.
     """
     wanted = (workspace or Workspace()).of(conversation_id)
-    made = {"id": conversation_id, "host_id": host_id, "driver": driver}
+    made: dict[str, Any] = {"id": conversation_id, "host_id": host_id, "driver": driver}
     if wanted.path:
         made |= {"workspace": wanted.name, "workspace_path": wanted.path}
-    row = None
+    row = None if place is None else lock(conn, conversation_id)
     while row is None:  # an idle conversation may be pruned between the two statements
+        if place is not None:
+            made |= place(conn).values(conversation_id)
         insert_new(conn, conversations, {**made, "created_at": time.time()})
         row = lock(conn, conversation_id)
-    if workspace is not None and (bound := bound_to(row)) != wanted:
+    if place is not None and (missing := sorted({*place.needs} - {*(row.needs or ())})):
+        raise InvalidRequest(
+            f"conversation {conversation_id} began without the label {', '.join(missing)}, and stays on its host: leave"
+            " --needs out, or give another name with --conversation"
+        )
+    bound = bound_to(row)
+    other = bound != wanted if place is None else bound.name != wanted.name
+    if workspace is not None and other:
         raise InvalidRequest(
             f"conversation {conversation_id} works in workspace {bound} since its start, not in {wanted}: leave"
             " --workspace out, or give another name with --conversation"
@@ -170,8 +211,8 @@ def put(
     )
     if not added:
         return
-    if kind == "message" and on_its_way(conn, item):
-        # Many messages to one conversation become one turn, not many items.
+    if conversation.host_id == NOWHERE or (kind == "message" and on_its_way(conn, item)):
+        # Many messages to one conversation become one turn, not many items. Its placing enqueues what it has by then.
         note_turn(conn, item)
         now = time.time()
         change(conn, turns, item.id, outcome="busy", started_at=now, ended_at=now)

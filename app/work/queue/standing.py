@@ -17,7 +17,11 @@ from shellback.work.queue.mailbox import DEFAULT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One conversation. `active_at` is when the last item came or the last turn ended."""
+    """One conversation. `active_at` is when the last item came or the last turn ended.
+
+    `placed` says why it is on its host, or without a `host_id` why it waits for one; None: it began where it was asked
+    for.
+    """
 
     id: str
     host_id: str
@@ -30,6 +34,7 @@ class Standing:
     failures: int
     workspace: str = DEFAULT
     workspace_path: str | None = None
+    placed: str | None = None
 
 
 def by_workspace(conn: sa.Connection) -> dict[str, int]:
@@ -111,7 +116,7 @@ def _query(active: sa.Select[Any, Any]) -> sa.Select[Any]:
     """The conversations that `active` chooses; nothing is counted for others, of which there may be many."""
     its, chosen = conversations.c, active.subquery()
     columns: list[sa.ColumnElement[Any]] = [
-        *(its.id, its.host_id, its.state, its.failures, its.workspace_path, chosen.c.active_at),
+        *(its.id, its.host_id, its.state, its.failures, its.workspace_path, its.placed, chosen.c.active_at),
         sa.func.coalesce(its.workspace, DEFAULT).label("workspace"),
         sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
         _count(mailbox, mailbox.c.state == "unread").label("unread"),

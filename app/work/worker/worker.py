@@ -23,8 +23,9 @@ from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.errors import ExecutorTaken
 from shellback.storage.tables import workers
-from shellback.work.hosts import hosts, roster
+from shellback.work.hosts import hosts, placing, roster
 from shellback.work.hosts.clock import Clock, note_leap
+from shellback.work.hosts.placing import Offer
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
 from shellback.work.queue.dbos_private import with_short_waits, without_lookups, without_polls
@@ -67,6 +68,8 @@ class WorkerConfig:
     wake_slots: int = 16
     sweep_s: float = 10.0
     drain_s: float = 30.0
+    offer: Callable[[], Offer] = Offer
+    """What its host has for new conversations now."""
     token: str = ""
     """Of the lock of this executor id, in the row of this worker, too."""
     before: str = ""
@@ -96,6 +99,8 @@ class Worker:
     counted: Counted | None = None
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when another process holds the executor id; the caller must stop this worker."""
+    emptied: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    """Set when its host drains and nothing there needs it; the caller must stop this worker."""
     _held_until: float = field(init=False, default=math.inf)
     """When the lease counts as lapsed (seconds since the boot), unless it is renewed before."""
     _lapsed: bool = field(init=False, default=False)
@@ -203,7 +208,8 @@ class Worker:
         begun = _uptime()
         try:
             async with asyncio.timeout(self._patience_s(begun)):
-                if not await self.database.write(_heartbeat, self.config):
+                held, empty = await self.database.write(_heartbeat, self.config)
+                if not held:
                     # Our row was pruned because the machine slept or its clock leapt, or it is another's.
                     await self.database.write(_register, self.config)
         except ExecutorTaken as taken:
@@ -218,6 +224,8 @@ class Worker:
             log.warning("executor id %s is held again: turns that were taken over end here", self.config.executor_id)
         self._lapsed = False
         self._renewed(begun)
+        if empty:
+            self.emptied.set()
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
             await self.database.write(note_leap, self.config.host_id, leap)
@@ -310,16 +318,19 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         "heartbeat_at": now,
         "stopped_at": None,
         "token": config.token,
+        "offer": config.offer().to_json(),
     }
     rows.put(conn, workers, config.executor_id, **values)
     hosts.heard_of(conn, config.host_id)
 
 
-def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> bool:
+def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool]:
+    """Whether the executor id is held, and whether its host drains and is empty."""
     # Our row first, as in `_register`, then the row that all workers of the host share.
-    held = rows.change_some(conn, workers, *_ours(config), heartbeat_at=rows.clock(conn))
-    hosts.heard_of(conn, config.host_id)
-    return bool(held)
+    now = {"heartbeat_at": rows.clock(conn), "offer": config.offer().to_json()}
+    held = rows.change_some(conn, workers, *_ours(config), **now)
+    drains = hosts.heard_of(conn, config.host_id)
+    return bool(held), drains and placing.empty(conn, config.host_id)
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:

@@ -504,7 +504,8 @@ def test_the_load_of_a_host_is_what_runs_and_waits_there_and_a_host_without_a_he
     config = WorkerConfig(executor_id="w", host_id=ELSEWHERE, boot_id="b", system_database_url="", token="one")
     bench.db.write_now(working._register, config)
     here, there = (replace(one, silent_s=0.0) for one in bench.db.read_now(loads, ELSEWHERE))
-    assert here == replace(carries(ELSEWHERE, state="alive", workers=1), name=here.name)
+    offered = {"memory": 1.0, "load": 0.0}
+    assert here == replace(carries(ELSEWHERE, state="alive", workers=1, **offered), name=here.name)
     assert there == carries(THERE, state="silent", conversations=2, processes=1, waiting=1, running=1)
     bench.db.write_now(lambda conn: known_hosts.note_given_up(conn, known_hosts.one(conn, THERE)))
     assert [one.state for one in bench.db.read_now(loads, ELSEWHERE)] == ["alive", "given_up"]

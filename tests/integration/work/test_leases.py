@@ -79,7 +79,7 @@ def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) ->
     db.write_now(working._register, FIRST)
     let_the_lease_end(db)
     db.write_now(working._register, SECOND)
-    assert not db.write_now(working._heartbeat, FIRST)
+    assert db.write_now(working._heartbeat, FIRST) == (False, False)
     with pytest.raises(ExecutorTaken):
         db.write_now(working._register, FIRST)
     db.write_now(working._unregister, FIRST)
@@ -122,7 +122,7 @@ async def test_a_start_is_refused_when_the_holder_of_its_name_renews_the_lease(
     db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = await waiting(db, monkeypatch, caplog)
-    assert db.write_now(working._heartbeat, FIRST)
+    assert db.write_now(working._heartbeat, FIRST) == (True, False)
     async with asyncio.timeout(30):
         with pytest.raises(ExecutorTaken):
             await start
