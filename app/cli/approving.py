@@ -57,10 +57,11 @@ class Approving(Deciding):
         from shellback.work.approvals import approvals as requests
 
         database = self.where.database
-        others = database.read_now(
+        pending = database.read_now(
             requests.find, conversation_id=changed.conversation_id, state="pending", of_calls=True
         )
-        if others:
+        # A worker may have proposed the changed call by now, so it is no other one.
+        if others := [one for one in pending if one.id != changed.id]:
             self._tell(
                 f"{changed.id} is changed; it waits for approval again after {len(others)} other waiting call(s)"
             )

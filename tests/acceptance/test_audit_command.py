@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.errors import ApprovalRefused
 from tests.commands import assert_refused, facts, shellback
 from tests.stage import Stage, staged
+
+# pyright: reportPrivateUsage=false
 
 place = staged(worker=True)
 
@@ -82,6 +85,14 @@ def test_changed_arguments_with_a_yes_are_shown_and_run_at_once(place: Stage) ->
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("? ")]
     assert original(line.removeprefix("? ")) == "printf '\\x41é\\t' > yes.txt"
     settled(place, request)
+
+
+def test_a_changed_call_that_a_worker_has_proposed_already_waits_for_no_other(place: Stage) -> None:
+    place.send("$ touch quick", "quick")
+    proposed = place.pending("quick")
+    approving = Approving(where=place.where, enqueuer=place.enqueuer, yes=True)
+    assert approving._proposed(replace(proposed, state="changed")) == proposed
+    place.decide(proposed, "denied")
 
 
 def test_what_is_remembered_is_approved_only_as_it_was_when_its_rules_were_shown(place: Stage) -> None:
