@@ -29,7 +29,9 @@ from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
 from shellback.orders import Problem, SettingsError, default_home, dotenvs
 
-LABELS: Final = r"[\w.-]+(?:\s*,\s*[\w.-]+)*"
+LABEL: Final = r"[\w.-]{1,64}"
+LABEL_CHARS: Final = 64
+LABELS: Final = rf"{LABEL}(?:\s*,\s*{LABEL})*"
 """Labels of hosts with commas between them."""
 CONSOLE: Final = "/console"
 """The path of the console below the address of its server."""

@@ -119,7 +119,8 @@ def _news(conn: sa.Connection, _host_id: str) -> Check:
     oldest_s = _oldest_news(conn)
     if oldest_s > STUCK_S:
         text = f"unread news of a free conversation is {age(oldest_s)} old"
-        return Check("mailbox", "warn", text, "a worker's sweep delivers it: start a worker if none runs")
+        remedy = "start a worker if none runs: its sweep delivers it; `shellback hosts` names what waits for a host"
+        return Check("mailbox", "warn", text, remedy)
     return Check("mailbox", "ok", "no news is stuck")
 
 

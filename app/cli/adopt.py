@@ -156,12 +156,17 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
       shellback adopt conversation build
       shellback adopt conversation --yes build deploy
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.queue.mailbox import NOWHERE
+
     with opened() as where:
         found: dict[str, list[str]] = {}
         for name in dict.fromkeys(names):
             standing = find_conversation(where, name)
             if standing.host_id == where.host_id:
                 raise Refused(f"conversation {visible_line(name)} already lives on this host: nothing was changed")
+            if standing.host_id == NOWHERE:
+                why = f"conversation {name} has no host to be adopted from ({standing.placed})"
+                raise Refused(f"{visible_line(why)}: have a host offer what it needs, or send under another name")
             found.setdefault(standing.host_id, []).append(name)
         theirs = {_gone(where, host_id, force=force): found[host_id] for host_id in found}
         _confirm(where, theirs, yes=yes)

@@ -11,7 +11,7 @@ import sys
 import threading
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from shellback.work.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+SHOWN: Final = 10
+"""So many conversations are named."""
 
 
 @click.command()
@@ -139,16 +142,17 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
         loop.add_signal_handler(number, told, number)
     if while_stdin:
         stop_with_stdin(loop, stop)
-    ends = [asyncio.create_task(one.wait()) for one in (stop, built.fallen, built.emptied)]
+    # A worker of `chat` ends with it.
+    told_by = (stop, built.fallen, *(() if while_stdin else (built.emptied,)))
+    ends = [asyncio.create_task(one.wait()) for one in told_by]
     try:
         if await _started(built, ends):
             async with Desk(where):
                 click.echo("ready", err=True)
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if built.emptied.is_set():
-                click.echo("this host drains, and nothing here needs it any more", err=True)
+            why = "this host drains, and nothing here needs it any more; " * built.emptied.is_set()
             # The commands that waited here look for themselves.
-            click.echo("draining: running turns end first", err=True)
+            click.echo(f"{why}draining: running turns end first", err=True)
     finally:
         for end in ends:
             end.cancel()
@@ -229,6 +233,7 @@ def hosts(ctx: click.Context) -> None:
     from shellback.work.hosts.placing import waiting
 
     if ctx.invoked_subcommand is not None:
+        ctx.meta["fields"] = ()
         return
     with opened() as where:
         found = where.database.read_now(loads, where.host_id)
@@ -247,9 +252,11 @@ def hosts(ctx: click.Context) -> None:
         "HOST ID": "host_id",
     }
     none = "no hosts: a host has a row when its first worker starts (`shellback worker`)"
-    lines = [*table_lines(found, columns)] if found else [none]
+    lines = table_lines(found, columns) if found else [none]
     if homeless:
-        lines.append(f"waiting for a host: {', '.join(homeless[:10])}; `shellback conversations show NAME` says why")
+        more = f" and {len(homeless) - SHOWN} or more" if len(homeless) > SHOWN else ""
+        named = f"{', '.join(homeless[:SHOWN])}{more}"
+        lines = [*lines, f"waiting for a host: {named}; `shellback conversations show NAME` says why"]
     show([asdict(one) for one in found], lines)
 
 

@@ -107,6 +107,8 @@ class AsyncClient:
                 key was used for another message.
         """
         given = {"conversation": conversation, "text": text, "key": key, "priority": priority, "interrupt": interrupt}
+        if isinstance(needs, str):
+            raise InvalidRequest("`needs` is a list of labels, not a text")
         given |= {"needs": [*needs]} if needs else {}
         return await self._ask("send", given)
 

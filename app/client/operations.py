@@ -23,7 +23,7 @@ from shellback.client.facts import Approval, Decision, Killed, Log, Sent, Sessio
 from shellback.client.freshness import Freshness
 from shellback.exec.core.model import Session as Row
 from shellback.exec.core.model import SessionId
-from shellback.settings import LABELS
+from shellback.settings import LABEL, LABEL_CHARS
 from shellback.storage import sessions as session_rows
 from shellback.storage.rows import exists
 from shellback.storage.tables import conversations
@@ -68,7 +68,7 @@ Priority = Annotated[
 ]
 Interrupt = Annotated[bool, Field(description="Deny the calls that wait for approval, so that it is handled at once.")]
 Needs = Annotated[
-    Sequence[Annotated[str, Field(pattern=rf"^{LABELS}$")]],
+    Sequence[Annotated[str, Field(max_length=LABEL_CHARS, pattern=rf"^{LABEL}$")]],
     Field(max_length=20, description="Labels that the host of a new conversation must have."),
 ]
 Only = Annotated[str | None, Field(max_length=200, pattern=_PLAIN, description="Only this conversation.")]

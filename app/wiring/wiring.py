@@ -485,7 +485,6 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 outbox,
                 also=(
                     ({"unplaced"}, Placing(database, enqueuer).once),
-                    (ALWAYS, offering.refresh),
                     ({"others"}, _neighbours(where, client, enqueuer, equipment.sink, outbox).once),
                     ({"watched"}, equipment.watcher.resume),
                     ({"live", "ended"}, turn_ends.once),

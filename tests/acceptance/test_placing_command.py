@@ -39,6 +39,7 @@ def test_without_a_host_that_fits_a_message_waits_says_why_and_is_answered_once_
     why = f"waits for a host: no host fits: {HERE} lacks the label tpu"
     assert why in far(loop, "send", "-c", "c1", "--needs", "tpu,gpu", "hello").stderr
     assert "(waits for a host)" in told(loop, "conversations", "show", "c1").stdout
+    assert_refused(shellback(loop, "adopt", "conversation", "c1", "--yes"), "has no host to be adopted from", "tpu")
     assert "waiting for a host: c1" in told(loop, "hosts").stdout
     assert facts(told(loop, "conversations", "list", "--json"))[0]["host_id"] == ""
     worker.stop()

@@ -100,7 +100,7 @@ def move(
     row = box.lock(conn, conversation_id)
     if row is None or row.host_id != host_id or host_id == here.host_id:
         return None
-    change(conn, conversations, conversation_id, host_id=here.host_id)
+    change(conn, conversations, conversation_id, host_id=here.host_id, placed=None)
     row = box.lock(conn, conversation_id)  # read again: what follows is put on our queues
     assert row is not None
     items = _end_items(conn, row)

@@ -80,7 +80,9 @@ def held(conn: sa.Connection, host_id: str, *, wait: bool) -> Host | None:
 
 
 def others(conn: sa.Connection, host_id: str, lease_s: float) -> list[Host]:
-    """Other hosts whose lease has ended."""
+    """Other hosts whose lease has ended. A host that drains takes nothing of them."""
+    if one(conn, host_id).draining:
+        return []
     now = rows.now(conn)
     query = sa.select(hosts).where(hosts.c.host_id != host_id, hosts.c.heartbeat_at < now - lease_s)
     return [_host(row, now) for row in conn.execute(query.order_by(hosts.c.heartbeat_at))]

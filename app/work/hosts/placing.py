@@ -6,19 +6,26 @@ sweep of any worker places it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from shellback.exec.core.model import Delivery
 from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.session_rows import LIVE
-from shellback.storage.tables import approvals, conversations, hosts, sessions, turns, workers
+from shellback.storage.tables import approvals, conversations, hosts, mailbox, sessions, turns, workers
 from shellback.work.hosts import roster
+from shellback.work.hosts.hosts import one
 from shellback.work.queue import mailbox as box
+from shellback.work.queue.items import MOVED
 from shellback.work.queue.mailbox import DEFAULT, NOWHERE, Home, Workspace
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims
@@ -26,6 +33,8 @@ from shellback.work.turn import claims
 MEMORY_LEFT: Final = 0.05
 """A host has no room if a smaller part of its memory is available."""
 PAGE: Final = 100
+NAMED: Final = 10
+"""So many hosts are named that do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +110,33 @@ class Wanted:
     workspace: str = DEFAULT
 
     def __call__(self, conn: sa.Connection) -> Home:
-        """Its host; `NOWHERE` if it must wait for one."""
-        return chosen(rooms(conn), self)
+        """Its host, whose drain waits for the end of the transaction; `NOWHERE` if it must wait for one."""
+        while True:
+            home = chosen(rooms(conn), self)
+            its = sa.select(hosts.c.draining_at).where(hosts.c.host_id == home.host_id).with_for_update(read=True)
+            if conn.execute(its).scalar_one_or_none() is None:
+                return home
 
 
 def measured() -> tuple[float, float]:
-    """The available part of the memory and the load per core of this machine (proc_meminfo(5), getloadavg(3))."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in file)}
-    return found["MemAvailable"] / found["MemTotal"], os.getloadavg()[0] / (os.cpu_count() or 1)
+    """The available part of the memory and the load per core of this machine (proc_meminfo(5), getloadavg(3)).
+
+    What the kernel does not say counts as all of the memory and no load.
+    """
+    memory, load = 1.0, 0.0
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        found = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE))
+        memory = int(found.get("MemAvailable", 1)) / int(found.get("MemTotal", 1)) if len(found) == 2 else memory
+    return memory, load
 
 
 def rooms(conn: sa.Connection) -> list[Room]:
-    """The hosts with a living worker."""
+    """The hosts with a living worker of the version that started last: others take no new items."""
     at = workers.c
     query = (
-        sa.select(at.host_id, at.offer, hosts.c.name, hosts.c.draining_at)
+        sa.select(at.host_id, at.version, at.started_at, at.offer, hosts.c.name, hosts.c.draining_at)
         .join(hosts, hosts.c.host_id == at.host_id)
         .where(at.stopped_at.is_(None), at.heartbeat_at > rows.now(conn) - roster.LEASE_S)
         .order_by(at.host_id, at.started_at.desc())
@@ -125,7 +145,9 @@ def rooms(conn: sa.Connection) -> list[Room]:
     items = sa.select(host, sa.func.count()).join(turns, turns.c.conversation_id == conversations.c.id)
     busy = {row[0]: row[1] for row in conn.execute(items.where(turns.c.outcome.is_(None)).group_by(host))}
     found: dict[str, Room] = {}
-    for row in conn.execute(query):
+    alive = conn.execute(query).all()
+    newest = max((row.started_at, row.version) for row in alive)[1] if alive else ""
+    for row in (row for row in alive if row.version == newest):
         offer = Offer.from_json(row.offer)
         if (known := found.get(row.host_id)) is not None:
             # The last one that started has the newest settings.
@@ -146,7 +168,9 @@ def chosen(found: Sequence[Room], wanted: Wanted) -> Home:
     lacking = {room.host_id: room.lacks(wanted.needs, wanted.workspace) for room in found}
     fitting = [room for room in found if lacking[room.host_id] is None]
     if not fitting:
-        why = "; ".join(f"{room.name} {lacking[room.host_id]}" for room in found) or "no host has a worker"
+        some = [f"{room.name} {lacking[room.host_id]}" for room in found[:NAMED]]
+        some += [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+        why = "; ".join(some) or "no host has a worker"
         return Home(NOWHERE, f"no host fits: {why}", Workspace(wanted.workspace), wanted.needs)
     best = max(fitting, key=lambda room: (room.host_id == wanted.here, room.share, room.host_id))
     has = [f"label {', '.join(wanted.needs)}"] if wanted.needs else []
@@ -157,13 +181,12 @@ def chosen(found: Sequence[Room], wanted: Wanted) -> Home:
 
 
 def is_host(conn: sa.Connection, host_id: str) -> bool:
-    """Whether this machine takes new conversations: a worker was heard of here, and it does not drain.
+    """Whether this machine takes new conversations: it has had a worker, and does not drain.
 
-    Where no other host is known, a machine is one before its first worker.
+    While no worker of any machine is known, all are hosts.
     """
-    query = sa.select(hosts.c.host_id, hosts.c.draining_at)
-    known = {row.host_id: row.draining_at for row in conn.execute(query)}
-    return known.get(host_id, 0 if known else None) is None
+    known = set(conn.execute(sa.select(workers.c.host_id).distinct()).scalars())
+    return not known or (host_id in known and not one(conn, host_id).draining)
 
 
 @dataclass(eq=False, repr=False)
@@ -178,9 +201,9 @@ class Placing:
         after = (0.0, "")
         while page := await self.database.read(_page, after):
             after = page[-1].place
-            for one in page:
-                if one.changes:
-                    await self.database.write(place, self.enqueuer, one.place[1])
+            for waits in page:
+                if waits.changes:
+                    await self.database.write(place, self.enqueuer, waits.place[1])
 
 
 class _Waits(NamedTuple):
@@ -220,6 +243,9 @@ def place(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str) -> bool
         rows.change(conn, conversations, conversation_id, placed=home.why)
         return False
     rows.change(conn, conversations, conversation_id, **home.values(conversation_id))
+    # A program of the version before may have put one on the queue of no host.
+    open_items = turns.c.conversation_id == conversation_id, turns.c.outcome.is_(None)
+    rows.change_some(conn, turns, *open_items, outcome=MOVED, ended_at=time.time())
     row = box.lock(conn, conversation_id)  # read again: what follows is put on that host's queues
     assert row is not None
     claims.follow_up(conn, enqueuer, row, suffix=":placed")
@@ -232,7 +258,7 @@ def drain(conn: sa.Connection, host_id: str, *, begin: bool) -> None:
 
 
 def empty(conn: sa.Connection, host_id: str) -> bool:
-    """Whether nothing of a host needs it: no item, turn, process, nor call that waits for a person."""
+    """Whether nothing of a host needs it: no item, turn, process, unread news, nor call that waits for a person."""
     its = conversations.c
     mine = its.host_id == host_id
     needing = (
@@ -243,6 +269,10 @@ def empty(conn: sa.Connection, host_id: str) -> bool:
         sa.select(sa.literal(1))
         .join_from(approvals, conversations, approvals.c.conversation_id == its.id)
         .where(mine, approvals.c.state == "pending"),
+        sa.select(sa.literal(1))
+        .join_from(mailbox, conversations, mailbox.c.conversation_id == its.id)
+        .where(mine, its.state == "free", box.waking()),
         sa.select(sa.literal(1)).where(sessions.c.host_id == host_id, sessions.c.state.in_(LIVE)),
+        sa.select(sa.literal(1)).where(sessions.c.host_id == host_id, sessions.c.delivery == Delivery.INLINE.value),
     )
     return not any(rows.exists(conn, query) for query in needing)

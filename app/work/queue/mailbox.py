@@ -153,7 +153,9 @@ def open_conversation(
             " --needs out, or give another name with --conversation"
         )
     bound = bound_to(row)
-    other = bound != wanted if place is None else bound.name != wanted.name
+    # On another host the workspace may have another path.
+    there = place is not None or row.host_id != host_id
+    other = bound.name != wanted.name if there else bound != wanted
     if workspace is not None and other:
         raise InvalidRequest(
             f"conversation {conversation_id} works in workspace {bound} since its start, not in {wanted}: leave"

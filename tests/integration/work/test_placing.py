@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from shellback.exec.core.model import SessionState
+from shellback.exec.core.model import Delivery, SessionState
 from shellback.storage import sessions as session_rows
 from shellback.storage.db import Database
-from shellback.storage.tables import approvals, conversations, hosts, turns, workers
+from shellback.storage.tables import approvals, conversations, hosts, mailbox, turns, workers
 from shellback.work.approvals import sending
 from shellback.work.errors import InvalidRequest
 from shellback.work.hosts import placing
 from shellback.work.hosts.loads import loads
 from shellback.work.hosts.placing import Offer, Placing, Wanted
 from shellback.work.queue import standing
-from shellback.work.queue.items import WorkItem
+from shellback.work.queue.items import Priority, WorkItem, chat_item
 from shellback.work.queue.mailbox import NOWHERE, Workspace
 from shellback.work.queue.queues import note_turn
 from shellback.work.worker import worker as working
 from shellback.work.worker.worker import WorkerConfig
-from tests.databases import at_once
+from tests.databases import at_once, wait_until_locked_out
 from tests.sessions import a_session
 
 # pyright: reportPrivateUsage=false
@@ -53,9 +54,14 @@ class Town:
         self.db = db
         self.queues = Queues()
 
-    def host(self, name: str, offer: Offer = ROOMY, worker: str = "w") -> WorkerConfig:
+    def host(self, name: str, offer: Offer = ROOMY, worker: str = "w", version: str = "now") -> WorkerConfig:
         config = WorkerConfig(
-            executor_id=f"{name}.{worker}", host_id=name, boot_id="b", system_database_url="", offer=lambda: offer
+            executor_id=f"{name}.{worker}",
+            host_id=name,
+            version=version,
+            boot_id="b",
+            system_database_url="",
+            offer=lambda: offer,
         )
         self.db.write_now(working._register, config)
         self.db.write_now(lambda conn: conn.execute(sa.update(hosts).where(hosts.c.host_id == name).values(name=name)))
@@ -235,6 +241,39 @@ def test_a_worker_of_another_version_may_offer_more_or_nothing(town: Town) -> No
         assert room.offer.slots == (3 if offer else 0)
 
 
+def test_hosts_whose_workers_are_all_of_a_former_version_take_nothing_new(town: Town) -> None:
+    town.host("a", version="before")
+    town.host("b", version="after")
+    town.send("c1", here="a")
+    assert town.home() == "b"
+
+
+def test_a_drain_waits_for_what_is_being_placed_and_what_comes_later_is_not_placed_there(postgres: Database) -> None:
+    town = Town(postgres)
+    town.host("a")
+    drains = threading.Thread(target=town.drain, args=("a",))
+
+    def placing_and_drain(conn: sa.Connection) -> str:
+        home = Wanted(here="client")(conn)
+        drains.start()
+        wait_until_locked_out(postgres, drains)
+        assert drains.is_alive(), "it waits"
+        return home.host_id
+
+    assert postgres.write_now(placing_and_drain) == "a"
+    drains.join()
+    town.send("c1")
+    assert town.home() == NOWHERE
+
+
+def test_an_item_of_a_former_version_on_no_hosts_queue_holds_up_nothing(town: Town) -> None:
+    town.send("c1", "gpu")
+    town.db.write_now(note_turn, chat_item("c1", priority=Priority.NORMAL, waiting=True))
+    town.host("a", GPU)
+    assert town.db.write_now(placing.place, town.queues, "c1")
+    assert town.db.read_now(placing.rooms)[0].busy == 1, "that of the follow-up alone"
+
+
 def test_a_machine_is_a_host_before_any_other_is_known_and_afterwards_with_a_worker_of_its_own(town: Town) -> None:
     def may(host: str) -> bool:
         return town.db.read_now(placing.is_host, host)
@@ -246,19 +285,26 @@ def test_a_machine_is_a_host_before_any_other_is_known_and_afterwards_with_a_wor
     assert not may("a")
 
 
-@pytest.mark.parametrize("what", ["nothing", "a claimed conversation", "an item", "a process", "a call that waits"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "a claimed conversation", "an item", "a process", "an end", "news", "a call that waits"]
+)
 def test_the_worker_of_a_host_that_drains_ends_when_nothing_there_needs_it(town: Town, what: str) -> None:
     config = town.host("a")
     town.send("idle", here="a")
     town.db.write_now(lambda conn: conn.execute(sa.update(turns).values(outcome="answered", ended_at=2.0)))
+    town.db.write_now(lambda conn: conn.execute(sa.update(mailbox).values(state="heard", heard_at=2.0)))
+    running = a_session(conversation_id="idle", host_id="a", state=SessionState.RUNNING)
     match what:
         case "a claimed conversation":
             town.claimed("a")
         case "an item":
             town.send("c1", here="a")
         case "a process":
-            running = a_session(conversation_id="idle", host_id="a", state=SessionState.RUNNING)
             town.db.write_now(session_rows.claim, running)
+        case "an end":
+            town.db.write_now(session_rows.claim, replace(running, delivery=Delivery.INLINE, state=SessionState.EXITED))
+        case "news":
+            town.db.write_now(lambda conn: conn.execute(sa.update(mailbox).values(state="unread")))
         case "a call that waits":
             town.db.write_now(_asked, "idle")
         case _:
