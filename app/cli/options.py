@@ -65,10 +65,10 @@ class Labels(click.ParamType[tuple[str, ...]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """The labels."""
-        from shellback.settings import LABELS, labels
-
         if isinstance(value, tuple):
             return cast("tuple[str, ...]", value)
+        from shellback.settings import LABELS, labels
+
         if not re.fullmatch(LABELS, str(value).strip()):
             self.fail(f"{value!r}: give labels with commas between them, of letters, digits and . _ -", param, ctx)
         return labels(str(value))

@@ -133,7 +133,8 @@ def test_what_was_dropped_is_told_in_its_place(on_stage: Started, monkeypatch: p
     assert shown.startswith("1\r\n2\r\n")
     assert shown.endswith("30000\r\nover\r\n")
     assert "bytes were dropped here" in shown
-    monkeypatch.setattr("shellback.client.recording.MOST", 10_000)
+    for name in ("client.recording", "cli.record"):
+        monkeypatch.setattr(f"shellback.{name}.MOST", 10_000)
     cut = told(on_stage.stage, "record", session.id)
     _, events = read(cut.stdout)
     assert events[-1][1:] == ("m", "the recording ends here: it has 10000 characters")

@@ -12,7 +12,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
@@ -47,8 +47,10 @@ _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
-# In text, U+009C ends a sequence; as a byte it is also part of other characters.
-_OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", r"(?:[^\x07\x1b\xc2]|\xc2(?!\x9c))")
+# In text, U+009C ends a sequence; as a byte it is also part of other characters. The bound counts characters, and
+# "\r\n" as one, as where the text is made harmless.
+_CHARACTER: Final = r"(?:\r\n|[^\x07\x1b\xc2\x80-\xbf][\x80-\xbf]{0,3}|\xc2(?!\x9c)[\x80-\xbf]?|[\x80-\xbf])"
+_OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", _CHARACTER)
 _SEQUENCES: Final = re.compile(_OF_BYTES.replace(r"|\x9c)?", r"|\xc2\x9c)?").encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
 _LONGS: Final = re.compile(b"(?:" + _LONG + b")+")
@@ -76,13 +78,30 @@ class Span(NamedTuple):
     name: str
 
 
+def _within(one: Span, other: Span) -> bool:
+    """Whether a span adds nothing to another, also no name."""
+    return (other.start, other.name in SHAPES) <= (one.start, False) and one.end <= other.end
+
+
+def _add(found: list[Span], one: Span) -> None:
+    """Append a span; one that overlaps the last one is joined with it, so that there are not more than bytes."""
+    if found and one.start < found[-1].end and found[-1].start < one.end:
+        # By the name of what begins first; a value that is known has its own, also if it has the shape of a token.
+        first, last = sorted((found[-1], one), key=lambda each: (each.start, each.name in SHAPES))
+        found[-1] = first._replace(end=max(first.end, last.end))
+    else:
+        found.append(one)
+
+
 def forms(value: str) -> set[bytes]:
     """How a value may be written: as it is, percent-encoded, as in JSON, in base64 at each alignment."""
     try:
         raw = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # an unpaired surrogate, as JSON may have
         raw = value.encode("utf-8", "replace")
-    found = {raw[at : at + VALUE_BYTES] for at in range(0, len(raw), VALUE_BYTES)}
+    # The last piece overlaps the one before: a short one would stand in other text too, or be too short to look for.
+    found = {raw[at : at + VALUE_BYTES] for at in range(0, max(1, len(raw) - VALUE_BYTES), VALUE_BYTES)}
+    found.add(raw[-VALUE_BYTES:])
     for piece in tuple(found):
         found |= {quote(piece, safe="").encode(), json.dumps(piece.decode("utf-8", "replace"))[1:-1].encode()}
         for shift in range(3):
@@ -121,37 +140,36 @@ class _Scan:
         return max(map(len, self.names), default=0)
 
     @cached_property
-    def _known(self) -> bytes:
-        return b"|".join(re2.escape(one) for one in sorted(self.names, key=len, reverse=True))
+    def _parts(self) -> dict[bytes, list[tuple[int, int, bytes]]]:
+        """The part of each form by which it is looked for, which other text has least.
 
-    @cached_property
-    def _values(self) -> Any:
-        return _compiled(self._known)
-
-    @cached_property
-    def _once(self) -> Any:
-        return _compiled(b"|".join([self._known, _ANY_SHAPE]))
-
-    @cached_property
-    def _all(self) -> Any:
-        """The same and lines of base64, in one pass: with these, more has to be done."""
-        return _compiled(b"|".join([self._known, _ANY_SHAPE, _WRAPPED])) if self.names else _compiled(_ANY_SHAPE)
-
-    @cached_property
-    def _parts(self) -> dict[bytes, list[tuple[int, bytes]]]:
-        """The part of each form by which it is looked for, which other text has least; where it is in which forms."""
-        found: dict[bytes, list[tuple[int, bytes]]] = {}
+        With how far the form goes on from the begin of the part, the farthest first, and where the part is in it.
+        """
+        found: dict[bytes, list[tuple[int, int, bytes]]] = {}
         for one in self.names:
             parts = [(at, one[at : at + _SHORTEST_FORM]) for at in range(len(one) - _SHORTEST_FORM + 1)]
             at, part = min(parts, key=lambda each: (len(found.get(each[1], ())) >= _SHARED, each[1].translate(_USUAL)))
-            found.setdefault(part, []).append((at, one))
-        return found
+            found.setdefault(part, []).append((len(one) - at, at, one))
+        return {part: sorted(forms, reverse=True) for part, forms in found.items()}
+
+    def compile(self) -> None:
+        """Make the automata."""
+        _ = self._hints, self._inner, self._part
 
     @cached_property
     def _hints(self) -> Any:
-        """Finds shapes, lines of base64, what `_plain` removes, and `_parts`: it has few states, so it is fast."""
-        kinds = [_ANY_SHAPE, *([_WRAPPED] if self.names else []), _CONTROL, _LONG, *map(re2.escape, self._parts)]
+        """Finds lines of base64, shapes, what `_plain` removes, and `_parts`: it has few states, so it is fast."""
+        kinds = [*([_WRAPPED] if self.names else []), _ANY_SHAPE, _CONTROL, _LONG, *map(re2.escape, self._parts)]
         return _compiled(b"|".join(kinds))
+
+    @cached_property
+    def _inner(self) -> Any:
+        """The same within lines of base64."""
+        return _compiled(b"|".join([_ANY_SHAPE, *map(re2.escape, self._parts)]))
+
+    @cached_property
+    def _part(self) -> Any:
+        return _compiled(b"|".join(map(re2.escape, self._parts)))
 
     @cached_property
     def _edges(self) -> tuple[dict[bytes, list[bytes]], dict[bytes, list[bytes]]]:
@@ -162,62 +180,66 @@ class _Scan:
             tails.setdefault(one[-_EDGE:], []).append(one)
         return heads, tails
 
-    def spans(self, data: bytes) -> list[Span]:
+    def spans(self, data: bytes, *, bare: bool = False) -> list[Span] | None:
+        """All that is found, in any order; None if `_plain` removes anything of the data, unless it has (`bare`)."""
         found: list[Span] = []
-        position = 0
-        while (match := self._all.search(data, position)) is not None:
-            position = self._note(match, data, found)
-        return found
-
-    def spans_if_plain(self, data: bytes) -> list[Span] | None:
-        """The same, faster; None if `_plain` removes anything of the data."""
-        found: list[Span] = []
-        at = noted = 0
+        at = 0
         while (hint := self._hints.search(data, at)) is not None:
             start, end = hint.span()
-            at = start + 1
             if end - start < _SHORTEST_FORM:
-                return None
-            if (forms := self._parts.get(hint[0])) is not None:
-                for before, one in forms:
-                    if before <= start and data.startswith(one, start - before):
-                        found.append(Span(start - before, start - before + len(one), self.names[one]))
-                continue
-            # A value may begin before the token, or be its beginning: which of them is there, `_all` says.
-            noted = max(noted, start - self.longest)
-            while noted <= start:
-                noted = self._note(self._all.search(data, noted), data, found)
-            at = noted
+                if not bare:
+                    return None
+                at = start + 1
+            elif end - start == _SHORTEST_FORM or self._shape(hint[0]) is not None:
+                at = self._note(hint, data, found)
+            else:
+                # The line after those of base64 may be any text, so the search goes on at its begin.
+                at = end - 1
+                self._in_lines(data, start, at, found)
         return found
 
-    def _note(self, match: Any, data: bytes, found: list[Span]) -> int:
-        """Note what was found; where to search on."""
-        start, end = match.span()
-        name = self._name(match[0])
-        if name is not None:
-            found.append(Span(start, end, name))
-            return end
-        # Lines of base64: what is in one of them, and values that go on in the next. The line after them may be any
-        # text, so the search goes on at its begin.
-        end -= 1
-        found += self._within(self._once, data[start:end], start)
-        last = _LAST.match(data, end)
-        found += self._in_lines(data[start : last.end() if last else end], start)
+    def _note(self, hint: Any, data: bytes, found: list[Span]) -> int:
+        """Note the values that have their part at a hint, and a token there; where to search on."""
+        start, end = hint.span()
+        self._values_at(data, start, found)
+        name = None if end - start == _SHORTEST_FORM else self._shape(hint[0])
+        if name is None:
+            return start + 1
+        longer = not found or found[-1].end < end
+        _add(found, Span(start, end, name))
+        if longer:
+            return start + 1
+        # Of tokens within tokens, each search would look to the end of the outer one; only values may go on behind it.
+        self._values_in(data, start + 1, end, found)
         return end
 
-    def _within(self, regex: Any, data: bytes, at: int = 0) -> Iterator[Span]:
-        for match in regex.finditer(data):
-            yield Span(at + match.start(), at + match.end(), self._name(match[0]) or "value")
+    def _values_at(self, data: bytes, start: int, found: list[Span]) -> None:
+        for after, before, one in self._parts.get(data[start : start + _SHORTEST_FORM], ()):
+            this = Span(start - before, start + after, self.names[one])
+            if not (found and _within(this, found[-1])) and this.start >= 0 and data.startswith(one, this.start):
+                _add(found, this)
 
-    def _in_lines(self, lines: bytes, at: int) -> Iterator[Span]:
-        joined, places = _without(_LINE_ENDS, lines)
-        for one in self._within(self._values, joined):
-            start, end = _places(places, one)
-            yield Span(at + start, at + end, one.name)
+    def _values_in(self, data: bytes, at: int, end: int, found: list[Span]) -> None:
+        """Note the values whose parts begin from `at` to before `end`."""
+        until = min(len(data), end + _SHORTEST_FORM - 1)
+        while self.names and (part := self._part.search(data, at, until)) is not None:
+            self._values_at(data, part.start(), found)
+            at = part.start() + 1
 
-    def _name(self, text: bytes) -> str | None:
-        if (known := self.names.get(text)) is not None:
-            return known
+    def _in_lines(self, data: bytes, start: int, end: int, found: list[Span]) -> None:
+        """Note what is in lines of base64, and values that go on in the next line."""
+        at, until = start, min(len(data), end + _SHORTEST_FORM - 1)
+        while (hint := self._inner.search(data, at, until)) is not None and hint.start() < end:
+            at = self._note(hint, data, found)
+        last = _LAST.match(data, end)
+        joined, places = _without(_LINE_ENDS, data[start : last.end() if last else end])
+        within: list[Span] = []
+        self._values_in(joined, 0, len(joined), within)
+        for one in within:
+            first, behind = _places(places, one)
+            found.append(Span(start + first, start + behind, one.name))
+
+    def _shape(self, text: bytes) -> str | None:
         return next((name for name, shape in _SHAPES.items() if shape.fullmatch(text) is not None), None)
 
     def begun(self, data: bytes, after: int) -> Span | None:
@@ -294,8 +316,7 @@ class Mask:
                     left -= size
                     names |= dict.fromkeys(new, name)
             scan = _Scan(names)
-            scan.spans_if_plain(b"")  # compiled here, not by the first reader
-            scan.spans(b"")
+            scan.compile()  # not by the first reader
             self._scan, self._values = scan, found
 
     def hide(
@@ -348,10 +369,10 @@ class Mask:
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
         scan = self._scan
-        plain, found = data, scan.spans_if_plain(data)
+        plain, found = data, scan.spans(data)
         if found is None:
             plain = _plain(data)
-            found = scan.spans(plain)
+            found = scan.spans(plain, bare=True) or []
         last = max((one.end for one in found), default=0)
         edges = (scan.left(plain) if torn else None, scan.begun(plain, last) if ends else None)
         found += [one for one in edges if one is not None]
@@ -360,15 +381,11 @@ class Mask:
                 found = [Span(*_places(places, one), one.name) for one in found]
         if b"\x1b" in data:
             # Some readers get sequences as well, and a page may begin within one.
-            found += scan.spans(data)
+            found += scan.spans(data, bare=True) or []
         found.sort()
         apart: list[Span] = []
         for one in found:
-            if apart and one.start < apart[-1].end:
-                before = apart[-1]
-                apart[-1] = before._replace(end=max(before.end, one.end))
-            else:
-                apart.append(one)
+            _add(apart, one)
         return apart
 
 

@@ -85,8 +85,79 @@ def test_values_that_share_their_most_unusual_part_are_all_hidden() -> None:
 def test_a_value_that_begins_with_a_token_or_before_it_has_its_own_name() -> None:
     tokens = shapes()
     around, begin = f"of-{tokens['github-token']}", f"sk-ant-{word(30)}"
-    shown = mask_of(around, begin).hide(f"{around}, {begin}{tokens['private-key']}\n".encode())
-    assert shown == (b"[secret V0], [secret V1][secret private-key]\n", 3)
+    shown = mask_of(around, begin).hide(f"{around}, {begin}\n{tokens['private-key']}\n".encode())
+    assert shown == (b"[secret V0], [secret V1]\n[secret private-key]\n", 3)
+
+
+@pytest.mark.parametrize("before", ["", "\x1b[0m", "\x01"])
+def test_values_that_overlap_are_hidden_as_one(before: str) -> None:
+    mask = mask_of("abcdefgh12345678", "12345678zzzzsecret", "abXYabXYabXY")
+    assert mask.hide(f"{before}of abcdefgh12345678zzzzsecret, {'abXY' * 5}\n".encode()) == (
+        f"{before}of [secret V0], [secret V2]\n".encode(), 2
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["", "\x1b[0m"])
+@pytest.mark.parametrize(
+    "token", ["AKIAABCDEFGHIJKLMNOP", *(f"{one}{'a' * 40}" for one in ("sk-", "ghp_", f"glpat-{'a' * 20}-glpat-"))]
+)
+def test_a_value_behind_a_token_is_hidden_as_a_whole_though_the_token_goes_into_it(token: str, before: str) -> None:
+    for value in ("JZXVWKYUab-prod.db/secret/tail-0123", "ZXJVQ8f2kLm9.pQ77wErTy"):
+        shown = mask_of(value).hide(f"{before}{token}{value} end\n".encode())
+        assert value[-9:].encode() not in shown.data
+        assert shown.data.endswith(b"] end\n")
+
+
+def test_a_token_that_begins_within_another_and_goes_on_behind_it_is_hidden() -> None:
+    jwt = shapes()["jwt"]
+    shown = Mask("mask").hide(f"glpat-{word(20)}-{jwt}, glpat-{word(20)}-glpat-{word(20)}\n".encode())
+    assert shown == (b"[secret gitlab-token], [secret gitlab-token]\n", 2)
+
+
+@pytest.mark.parametrize("of", [1, 2])
+def test_values_in_lines_of_base64_that_begin_with_one_are_all_hidden(of: int) -> None:
+    values = [f"first-Token-{word()}", f"second-Token-{word(40)}"]
+    text = base64.encodebytes("\n".join([*values, word(60)]).encode())
+    shown = mask_of(*values[-of:]).hide(text)
+    assert shown.found == of
+    inner = base64.b64encode(b"xx" + values[1].encode()[1:])[4:40]
+    assert inner[:20] not in shown.data.replace(b"\n", b"")
+    assert inner[-20:] not in shown.data.replace(b"\n", b"")
+
+
+@pytest.mark.parametrize("title", ["é" * 3000, "\r\n" * 3000, "\r\n" * 4096, "€" * 4096])
+def test_a_title_is_as_long_for_the_mask_as_for_who_reads_the_text(title: str) -> None:
+    shown = mask_of("Correct-Horse-Battery").hide(f"Correct-Ho\x1b]{title}\x07rse-Battery\n".encode())
+    assert shown.found == 1
+    assert decoded(shown.data) == "[secret V0]\n"
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 1031, 2048, 2050])
+def test_a_long_value_is_hidden_to_its_last_byte_and_its_end_is_no_value(length: int) -> None:
+    value = word(length - 8) + "password"
+    shown = mask_of(value).hide(f"of {value}, enter your password: \n".encode())
+    pieces = max(1, length // 1024)
+    assert shown == (b"of " + b"[secret V0]" * pieces + b", enter your password: \n", pieces)
+
+
+def test_no_part_of_any_value_is_left_however_values_overlap() -> None:
+    drawn = random.Random(7)
+    for _ in range(300):
+        values = ["".join(drawn.choices("ab", k=drawn.randint(8, 14))) for _ in range(6)]
+        text = "".join(drawn.choice([*values, "a", "b", "\x1b[1m" if drawn.random() < 0.2 else "b"]) for _ in range(20))
+        mask = mask_of(*values)
+        plain = text.replace("\x1b[1m", "")
+        covered = {at for one in mask.spans(plain.encode(), ends=False) for at in range(one.start, one.end)}
+        wanted = {
+            at
+            for value in values
+            for first in range(len(plain))
+            if plain.startswith(value, first)
+            for at in range(first, first + len(value))
+        }
+        assert covered == wanted
+        shown = decoded(mask.hide(text.encode(), ends=False).data)
+        assert not any(value in shown for value in values)
 
 
 @pytest.mark.parametrize("begin", [b"\x1b]0;", b"\x1b]8;;https://example.org/?key=", b"\x1bP"])
@@ -310,8 +381,22 @@ def test_many_values_and_hostile_output_take_linear_time() -> None:
         b"\x1b[" * 300_000,
         b"-----BEGIN RSA PRIVATE KEY-----\n" * 20_000,
         b"sk-" * 300_000,
+        b"-----BEGIN PRIVATE KEY-----\nAKIAABCDEFGHIJKLMNOP\n" * 20_000,
+        b"-glpat-aaaaaaaaaaaaaaaaaaaa" * 30_000,
+        (b"YWJj" * 19 + b"\n") * 12_000,
     ):
+        before = time.thread_time()
         assert len(mask.hide(hostile).data) <= len(hostile)
+        assert time.thread_time() - before < 5, hostile[:40]
+
+
+def test_values_that_repeat_themselves_take_linear_time_and_room() -> None:
+    values = [("abcd" * 100)[turn : turn + 4 * size] for size in range(2, 60) for turn in range(4)]
+    mask = mask_of(*values)
+    before = time.thread_time()
+    (one,) = mask.spans(b"abcd" * 12_000)
+    assert (one.start, one.end) == (0, 48_000)
+    assert time.thread_time() - before < 2
 
 
 def test_reading_of_a_log_without_mask_has_no_cost_around_a_page(tmp_path: Path) -> None:
