@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -33,6 +35,11 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 5.0
 """A restarted worker resumes its own turns if it is back within this time."""
+WATCHED_S: Final = 6.0
+"""A silence is watched for this long, more than between two heartbeats: after an outage of the database all workers are
+silent, and the first one that is back must not judge the others."""
+BETWEEN_S: Final = 12.0
+"""With more than this between two looks, ours was paused or cut off, and the watch begins again."""
 
 
 @dataclass(eq=False, repr=False)
@@ -48,6 +55,10 @@ class Takeover:
     """Tells workers of a host that an item is on a queue."""
     ended: Ended
     open_items: Callable[[sa.Connection, Sequence[str]], Collection[tuple[str, str]]] = open_items
+    watched_s: float = WATCHED_S
+    _since: dict[tuple[str, float], float] = field(init=False, default_factory=dict[tuple[str, float], float])
+    """When each heartbeat was seen first, by executor id and its time."""
+    _looked: float = field(init=False, default=-math.inf)
     _idle_before: set[str] = field(init=False, default_factory=set[str])
     _waits_for: str = field(init=False, default="")
 
@@ -67,7 +78,9 @@ class Takeover:
         known = await self.database.read(self._known)
         me = known.get(self.me[0])
         if me is None or me.state != "alive":
+            self._since.clear()
             return  # one that was paused or cut off judges nobody
+        self._watch(known)
         pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
             why, taken = await self.database.write(self._take, executor_id)
@@ -104,9 +117,21 @@ class Takeover:
             if item.app_version == worker.version:
                 return None
             return f"worker {worker.executor_id} is of another version now"
-        if worker.quiet_s <= (LEASE_S if worker.state == "silent" else GRACE_S):
+        if worker.state == "silent":
+            seen = self._since.get((worker.executor_id, worker.heartbeat_at))
+            if worker.quiet_s <= LEASE_S or seen is None or time.monotonic() - seen < self.watched_s:
+                return None
+        elif worker.quiet_s <= GRACE_S:
             return None
         return f"worker {worker.executor_id} is {worker.state} (last heard of {worker.quiet_s:.0f} s ago)"
+
+    def _watch(self, known: Mapping[str, Employed]) -> None:
+        now = time.monotonic()
+        if now - self._looked > BETWEEN_S:
+            self._since.clear()
+        self._looked = now
+        beats = [(one.executor_id, one.heartbeat_at) for one in known.values()]
+        self._since = {beat: self._since.get(beat, now) for beat in beats}
 
     def _known(self, conn: sa.Connection) -> dict[str, Employed]:
         found = roster.look(conn, self.host_id, everywhere=False, ended=self.ended)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from shellback.storage.db import Database
 from shellback.storage.host import process_space
 from shellback.storage.tables import mailbox, notices, turns, workers
 from shellback.work.hosts import roster
-from shellback.work.hosts.takeover import GRACE_S, Takeover
+from shellback.work.hosts.takeover import BETWEEN_S, GRACE_S, WATCHED_S, Takeover
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
 from shellback.work.queue.items import ItemType, Priority, WorkItem
@@ -84,10 +85,18 @@ class Bench:
         """Whether each lock, by executor id and token, is known to be free."""
         self.takeover = self.of("b")
 
-    def of(self, name: str, version: str = VERSION) -> Takeover:
+    def of(self, name: str, version: str = VERSION, watched_s: float = 0.0) -> Takeover:
         client: Any = self.client
         return Takeover(
-            self.db, client, HOST, (name, version), self.running, unrung, self.ended, self.client.open_items
+            self.db,
+            client,
+            HOST,
+            (name, version),
+            self.running,
+            unrung,
+            self.ended,
+            self.client.open_items,
+            watched_s=watched_s,
         )
 
     def ended(self, executor_id: str, token: str) -> bool:
@@ -163,6 +172,27 @@ async def test_turns_of_a_worker_that_lives_are_left_to_it_until_its_lease_is_ov
     bench.at("b")
     await bench.takeover.once()
     assert [item for item, _ in bench.client.resumed] == ["i2"]
+
+
+async def test_a_silence_is_watched_before_it_counts_because_the_database_may_have_been_away(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 1000.0
+    monkeypatch.setattr("shellback.work.hosts.takeover.time", SimpleNamespace(monotonic=lambda: at))
+    takeover = bench.of("b", watched_s=WATCHED_S)
+    bench.worker("a", quiet_s=roster.LEASE_S + 1)
+    bench.worker("c", quiet_s=roster.LEASE_S + 1)
+    bench.at("a")
+    bench.at("c")
+    for later in (0.0, 5.0, BETWEEN_S + 1, 5.0):
+        # The third look comes late: this worker was away itself, so the watch begins again.
+        at += later
+        await takeover.once()
+        assert bench.client.resumed == []
+    bench.db.write_now(lambda conn: rows.change(conn, workers, "c", heartbeat_at=rows.now(conn)) and None)
+    at += WATCHED_S
+    await takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i1"]
 
 
 async def test_what_a_stopped_worker_and_one_nobody_knows_left_goes_on(bench: Bench) -> None:
