@@ -315,8 +315,10 @@ CONNECTING: Final[dict[str, Any]] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
+    "target_session_attrs": "read-write",
 }
-"""So that a server that lost power is noticed after 25 s; its connections would look alive for many minutes."""
+"""So that a server that lost power is noticed after 25 s; its connections would look alive for many minutes. And a standby
+at the address is an outage: with connections to it, each write would fail until they end."""
 _PREPARED_AFTER: Final = 5
 """So many executions of a statement on a connection; psycopg's own default."""
 _IDLE_MS: Final = 15_000

@@ -12,6 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.exec.core.model import SessionState
+from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable
 from shellback.work.hosts import roster
 from tests.acceptance.test_two_workers import LEASE_S, Pair
 from tests.commands import assert_refused, shellback, told
@@ -125,7 +127,13 @@ class Cluster:
         return self.primary.url(self.name).replace(str(self.primary.directory), str(directory))
 
     def fail_over(self) -> None:
+        self.promote()
+        self.lead_to_the_standby()
+
+    def promote(self) -> None:
         self._standby.execute("SELECT pg_promote()")
+
+    def lead_to_the_standby(self) -> None:
         next_one = self.address.with_suffix(".next")
         next_one.symlink_to(self._standby.directory)
         next_one.rename(self.address)
@@ -175,6 +183,23 @@ def test_a_worker_goes_on_after_a_failover_that_takes_longer_than_its_lease(
         loop.until("it has its name again", lambda: pair.standing() == {"a": "alive"})
         assert a.process.poll() is None
         assert said(loop).count(LAPSED) == 1
+
+
+def test_a_standby_at_the_address_is_an_outage_until_it_is_promoted() -> None:
+    with cluster() as postgres:
+        database = Database(postgres.url(postgres.address))
+        database.write_now(standing)
+        postgres.lead_to_the_standby()
+        postgres.primary.kill()
+        with pytest.raises(DatabaseUnreachable, match="read-only"):
+            database.write_now(standing)
+        postgres.promote()
+        database.write_now(standing)
+        database.close()
+
+
+def standing(conn: sa.Connection) -> None:
+    conn.execute(sa.text("UPDATE alembic_version SET version_num = version_num"))
 
 
 def test_a_worker_that_was_cut_off_while_another_took_its_turn_over_changes_nothing_and_serves_on(
