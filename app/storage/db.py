@@ -138,6 +138,8 @@ class Database:
             except Exception as error:
                 failure = failure_of(error, self.url)
                 if failure is None:
+                    if isinstance(error, OutcomeUnknown):
+                        self._outage.failed()
                     raise
                 if not failure.passing or attempt == ATTEMPTS:
                     self._outage.failed()
@@ -317,8 +319,8 @@ CONNECTING: Final[dict[str, Any]] = {
     "tcp_user_timeout": 25_000,
     "target_session_attrs": "read-write",
 }
-"""So that a server that lost power is noticed after 25 s; its connections would look alive for many minutes. And a standby
-at the address is an outage: with connections to it, each write would fail until they end."""
+"""So that a server that lost power is noticed after 25 s; its connections would look alive for many minutes. A standby
+at the address is an outage, because with connections to it each write would fail until they end."""
 _PREPARED_AFTER: Final = 5
 """So many executions of a statement on a connection; psycopg's own default."""
 _IDLE_MS: Final = 15_000

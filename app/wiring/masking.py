@@ -62,13 +62,13 @@ def mask_for(settings: Settings) -> Mask:
 
     def values() -> Iterator[tuple[str, str]]:
         yield from credentials()
+        yield from credentials.gone  # before what commands can write: that may be more than there is room for
         for name, value in settings.secret_values.items():
             yield from of_variable(name, value)
         for name, value in variables().items():
             if name not in settings.secret_values:
                 yield from of_variable(name, value)
         yield from files()
-        yield from credentials.gone  # last, so that they take no other value's room
 
     return Mask(settings.secrets, values)
 

@@ -70,7 +70,7 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: E
             started_at=row.started_at,
             heartbeat_at=row.heartbeat_at,
             stopped_at=row.stopped_at,
-            quiet_s=max(0.0, now - max(row.heartbeat_at, row.stopped_at or 0.0)),
+            quiet_s=_quiet_s(now - max(row.heartbeat_at, row.stopped_at or 0.0)),
         )
         for row in found
     ]
@@ -86,7 +86,12 @@ def _state(row: sa.Row[Any], now: float, gone: Callable[[sa.Row[Any]], bool]) ->
         return "stopped"
     if gone(row):
         return "dead"
-    return "alive" if row.heartbeat_at > now - LEASE_S else "silent"
+    return "alive" if _quiet_s(now - row.heartbeat_at) < LEASE_S else "silent"
+
+
+def _quiet_s(since_s: float) -> float:
+    # A time far ahead was written before the database's clock was set back; a living worker writes another one soon.
+    return -since_s if since_s < -LEASE_S else max(0.0, since_s)
 
 
 def _gone(row: sa.Row[Any], host_id: str, ended: Ended) -> bool:

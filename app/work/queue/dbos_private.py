@@ -7,6 +7,7 @@ late, because commands that only read the table would wait for it.
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import time
 from types import SimpleNamespace
@@ -123,7 +124,8 @@ def with_short_waits() -> None:
 
 
 def _wait_shortly(seconds: float) -> None:
-    time.sleep(min(seconds, LONGEST_S))
+    # Those that wait longest do not all come back in the same moment.
+    time.sleep(min(seconds, LONGEST_S * random.uniform(0.6, 1.0)))  # noqa: S311 - jitter
 
 
 def take_items(bell: Bell, dbos: DBOS, queue: Queue) -> None:

@@ -195,6 +195,15 @@ async def test_a_silence_is_watched_before_it_counts_because_the_database_may_ha
     assert [item for item, _ in bench.client.resumed] == ["i1"]
 
 
+async def test_a_dead_worker_whose_last_heartbeat_is_in_the_future_is_silent(bench: Bench) -> None:
+    bench.worker("a", quiet_s=-100.0)
+    bench.worker("c", quiet_s=-1.0)
+    bench.at("a")
+    bench.at("c")
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i1"], "the database's clock was set back by 100 s"
+
+
 async def test_what_a_stopped_worker_and_one_nobody_knows_left_goes_on(bench: Bench) -> None:
     bench.worker("stopped", lives=False, stopped=True, quiet_s=GRACE_S + 1)
     bench.at("stopped")

@@ -29,4 +29,5 @@ def test_dbos_asks_a_database_that_was_away_again_within_seconds_however_long_it
 
     assert recorded() == "recorded"
     assert len(slept) == 9
-    assert max(slept) == dbos_private.LONGEST_S
+    assert max(slept) <= dbos_private.LONGEST_S
+    assert len(set(slept[-4:])) == 4, "many that wait do not come back in the same moment"
