@@ -237,10 +237,18 @@ class Visit:
             await self._http(first, (to, reached))
         elif credential is None or self._inject is None:
             await self._both(reached, named(), rest=True)
-        elif data := await self._checked(to, first):
+        elif data := await self._checked(to, first or await self._said_first()):
             if data[0] != hello.RECORD:
                 raise Refused(f"only TLS goes to {to.host}:{to.port}, which has the credential {credential.name}")
             await self._inject(credential, to, (self._client, reached.side), data, self.facts)
+
+    async def _said_first(self) -> bytes:
+        """What a client of TLS says first: at once, and nothing else would end the connection of a silent one."""
+        try:
+            async with asyncio.timeout(HEAD_S):
+                return await self._client.read()
+        except TimeoutError:
+            raise Refused(f"nothing came for {HEAD_S:g} s") from None
 
     async def _checked(self, to: Goal, data: bytes) -> bytes:
         """What a client says first, once it names the host that was allowed, or is no HTTP; nothing if it has ended."""

@@ -462,6 +462,19 @@ async def test_the_placeholder_of_a_former_value_of_another_shape_still_stands_f
         assert f"\r\nauthorization: {wanted}\r\n".encode() in host.heard[-1]
 
 
+async def test_a_client_that_says_nothing_to_a_host_with_a_credential_keeps_no_place(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shellback.exec.proxy.visit.HEAD_S", 0.3)
+    reader, writer = await asyncio.open_connection("127.0.0.1", host.proxy)
+    writer.write(f"CONNECT api.example:{host.port} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    await asyncio.wait_for(host.ended.wait(), 20)
+    writer.close()
+    assert host.visits[-1].refused == "nothing came for 0.3 s"
+
+
 async def test_a_server_that_ends_an_idle_connection_ends_it_for_the_client(host: Host) -> None:
     host.answer(b"once")
     async with host.tls() as (reader, writer):
