@@ -46,10 +46,16 @@ _B64: Final = rb"[A-Za-z0-9+/_-]"
 _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
+_RETURNS: Final = re.compile(rb"\r(?=\n)")
+_RETURNS_ARE_LINES: Final = bytes.maketrans(b"\r", b"\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 # In text, U+009C ends a sequence; as a byte it is also part of other characters. The bound counts characters, and
 # "\r\n" as one, as where the text is made harmless.
-_CHARACTER: Final = r"(?:\r\n|[^\x07\x1b\xc2\x80-\xbf][\x80-\xbf]{0,3}|\xc2(?!\x9c)[\x80-\xbf]?|[\x80-\xbf])"
+_CHARACTER: Final = (
+    r"(?:\r\n|[\x00-\x06\x08-\x1a\x1c-\x7f]|[\xc3-\xdf][\x80-\xbf]|\xc2(?!\x9c)[\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]?"
+    r"|[\xe1-\xec\xee\xef][\x80-\xbf]{1,2}|\xed[\x80-\x9f][\x80-\xbf]?|\xf0[\x90-\xbf][\x80-\xbf]{0,2}"
+    r"|[\xf1-\xf3][\x80-\xbf]{1,3}|\xf4[\x80-\x8f][\x80-\xbf]{0,2}|(?!\xc2\x9c)[\x80-\xff])"
+)
 _OF_BYTES: Final = SEQUENCES.replace(r"[^\x07\x1b\x9c]", _CHARACTER)
 _SEQUENCES: Final = re.compile(_OF_BYTES.replace(r"|\x9c)?", r"|\xc2\x9c)?").encode())
 _LONG: Final = rb"\xc2[\x80-\x9f]|\xe2(?:\x80[\xa8-\xae]|\x81[\xa6-\xa9])"
@@ -59,6 +65,8 @@ _CONTROLS: Final = re.compile(_CONTROL + b"+")
 _SELDOM_FIRST: Final = b"JZXVWKYUQHRNO)(qLIBGz#jT%PA',vDwCExF][SM=kgy:up\"87-9m.3l4156f0/hb2r_noidcstae "
 _USUAL: Final = bytes(_SELDOM_FIRST.find(byte) + 1 for byte in range(256))
 """How usual each byte is in logs of builds; those that are not among them are 0."""
+_WINDOW: Final = 16 * 1024
+"""A token is seen as a whole up to this length, wherever output is read in one piece."""
 _SHARED: Final = 8
 """So many forms have the same part, unless one has no other: any of them may be there where the part is."""
 
@@ -136,21 +144,29 @@ class _Scan:
     names: dict[bytes, str] = field(default_factory=dict[bytes, str])
 
     @cached_property
+    def lines(self) -> bool:
+        """Whether a value has lines; then it is searched for whatever they end with."""
+        return any(b"\n" in one for one in self.names)
+
+    @cached_property
     def longest(self) -> int:
         return max(map(len, self.names), default=0)
 
     @cached_property
-    def _parts(self) -> dict[bytes, list[tuple[int, int, bytes]]]:
+    def _parts(self) -> dict[bytes, tuple[int, list[tuple[int, int, bytes]]]]:
         """The part of each form by which it is looked for, which other text has least.
 
-        With how far the form goes on from the begin of the part, the farthest first, and where the part is in it.
+        With how far the form goes on from the begin of the part, the farthest first, and where the part is in it; and
+        before them the farthest such place.
         """
         found: dict[bytes, list[tuple[int, int, bytes]]] = {}
         for one in self.names:
             parts = [(at, one[at : at + _SHORTEST_FORM]) for at in range(len(one) - _SHORTEST_FORM + 1)]
             at, part = min(parts, key=lambda each: (len(found.get(each[1], ())) >= _SHARED, each[1].translate(_USUAL)))
             found.setdefault(part, []).append((len(one) - at, at, one))
-        return {part: sorted(forms, reverse=True) for part, forms in found.items()}
+        return {
+            part: (max(before for _, before, _ in forms), sorted(forms, reverse=True)) for part, forms in found.items()
+        }
 
     def compile(self) -> None:
         """Make the automata."""
@@ -184,40 +200,50 @@ class _Scan:
         """All that is found, in any order; None if `_plain` removes anything of the data, unless it has (`bare`)."""
         found: list[Span] = []
         at = 0
-        while (hint := self._hints.search(data, at)) is not None:
+        while at < len(data):
+            # A token that may go on keeps a search from its end: so each looks no further than a token is long.
+            until = min(len(data), at + 2 * _WINDOW)
+            hint = self._hints.search(data, at, until)
+            if hint is None or hint.start() >= at + _WINDOW:
+                if until < len(data):
+                    at += _WINDOW
+                    continue
+                if hint is None:
+                    break
             start, end = hint.span()
             if end - start < _SHORTEST_FORM:
                 if not bare:
                     return None
                 at = start + 1
+            elif found and _within(Span(start, end, ""), found[-1]):
+                self._values_at(data, start, found)
+                at = start + 1
             elif end - start == _SHORTEST_FORM or self._shape(hint[0]) is not None:
-                at = self._note(hint, data, found)
+                if end == until < len(data):
+                    hint = self._hints.search(data, start)
+                self._note(hint, data, found)
+                at = start + 1
             else:
                 # The line after those of base64 may be any text, so the search goes on at its begin.
                 at = end - 1
                 self._in_lines(data, start, at, found)
         return found
 
-    def _note(self, hint: Any, data: bytes, found: list[Span]) -> int:
-        """Note the values that have their part at a hint, and a token there; where to search on."""
+    def _note(self, hint: Any, data: bytes, found: list[Span]) -> None:
+        """Note the values that have their part at a hint, and a token there."""
         start, end = hint.span()
         self._values_at(data, start, found)
         name = None if end - start == _SHORTEST_FORM else self._shape(hint[0])
-        if name is None:
-            return start + 1
-        longer = not found or found[-1].end < end
-        _add(found, Span(start, end, name))
-        if longer:
-            return start + 1
-        # Of tokens within tokens, each search would look to the end of the outer one; only values may go on behind it.
-        self._values_in(data, start + 1, end, found)
-        return end
+        if name is not None:
+            _add(found, Span(start, end, name))
 
     def _values_at(self, data: bytes, start: int, found: list[Span]) -> None:
-        for after, before, one in self._parts.get(data[start : start + _SHORTEST_FORM], ()):
-            this = Span(start - before, start + after, self.names[one])
-            if not (found and _within(this, found[-1])) and this.start >= 0 and data.startswith(one, this.start):
-                _add(found, this)
+        most, forms = self._parts.get(data[start : start + _SHORTEST_FORM], (0, ()))
+        for after, before, one in forms:
+            if found and _within(Span(start - most, start + after, ""), found[-1]):
+                break  # and so are all that follow
+            if before <= start and data.startswith(one, start - before):
+                _add(found, Span(start - before, start + after, self.names[one]))
 
     def _values_in(self, data: bytes, at: int, end: int, found: list[Span]) -> None:
         """Note the values whose parts begin from `at` to before `end`."""
@@ -229,8 +255,9 @@ class _Scan:
     def _in_lines(self, data: bytes, start: int, end: int, found: list[Span]) -> None:
         """Note what is in lines of base64, and values that go on in the next line."""
         at, until = start, min(len(data), end + _SHORTEST_FORM - 1)
-        while (hint := self._inner.search(data, at, until)) is not None and hint.start() < end:
-            at = self._note(hint, data, found)
+        while (hint := self._inner.search(data, at, min(until, at + 2 * _WINDOW))) is not None and hint.start() < end:
+            self._note(hint, data, found)
+            at = hint.start() + 1
         last = _LAST.match(data, end)
         joined, places = _without(_LINE_ENDS, data[start : last.end() if last else end])
         within: list[Span] = []
@@ -369,11 +396,13 @@ class Mask:
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
         scan = self._scan
-        plain, found = data, scan.spans(data)
+        plain, found = data, None if scan.lines and b"\r" in data else scan.spans(data)
         if found is None:
             plain = _plain(data)
             found = scan.spans(plain, bare=True) or []
-        last = max((one.end for one in found), default=0)
+        # A value may begin within what was found, and go on behind it.
+        end, start = max(((one.end, one.start) for one in found), default=(0, -1))
+        last = start + 1 if end < len(plain) else end
         edges = (scan.left(plain) if torn else None, scan.begun(plain, last) if ends else None)
         found += [one for one in edges if one is not None]
         if found and len(plain) < len(data):
@@ -399,8 +428,9 @@ Places = list[tuple[int, int]]
 
 def _plain(data: bytes) -> bytes:
     """The data without what `harmless` removes, in steps that are faster than one."""
-    plain = _SEQUENCES.sub(b"", data) if b"\x1b" in data else data
-    plain = plain.translate(None, _REMOVED)
+    plain = data.replace(b"\r\n", b"\n")
+    plain = _SEQUENCES.sub(b"", plain) if b"\x1b" in plain else plain
+    plain = plain.translate(_RETURNS_ARE_LINES, _REMOVED)
     if not plain.isascii() and _REMOVED_LONG.search(plain) is not None:
         plain = _LONGS.sub(b"", plain)
     return plain
@@ -409,7 +439,7 @@ def _plain(data: bytes) -> bytes:
 def _steps(data: bytes) -> list[Places]:
     """What each step of `_plain` removes. In one step it would be less: a step may join what a later one removes."""
     found: list[Places] = []
-    for noise in (_SEQUENCES, _CONTROLS, _LONGS):
+    for noise in (_RETURNS, _SEQUENCES, _CONTROLS, _LONGS):
         data, places = _without(noise, data)
         found.append(places)
     return found

@@ -28,7 +28,8 @@ SHAPES: Final[dict[str, str]] = {
     "pypi-token": r"\bpypi-AgE[A-Za-z0-9_-]{50,}",
     "sendgrid-key": r"\bSG\.[A-Za-z0-9_-]{20,24}\.[A-Za-z0-9_-]{39,50}",
     "jwt": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{16,}",
-    "private-key": rf"-----BEGIN {_KEY_LINES}(?:-{{0,4}}[A-Za-z0-9+/=\s\\:,.()])*?-----END {_KEY_LINES}",
+    "private-key": rf"-----BEGIN {_KEY_LINES}(?:-{{0,4}}[A-Za-z0-9+/=\s\\:,.()]|-{{5,}}[AC-Za-z0-9+/=\s\\:,.()])*?"
+    rf"-*-----END {_KEY_LINES}",
 }
 """Regular expressions in RE2's syntax, for bytes."""
 

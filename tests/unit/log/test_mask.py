@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+import re
 import secrets
 import string
 import time
@@ -21,6 +22,7 @@ from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.wire import layout
 
+# pyright: reportPrivateUsage=false
 pytestmark = pytest.mark.anyio
 
 LETTERS = string.ascii_letters + string.digits
@@ -112,6 +114,46 @@ def test_a_token_that_begins_within_another_and_goes_on_behind_it_is_hidden() ->
     jwt = shapes()["jwt"]
     shown = Mask("mask").hide(f"glpat-{word(20)}-{jwt}, glpat-{word(20)}-glpat-{word(20)}\n".encode())
     assert shown == (b"[secret gitlab-token], [secret gitlab-token]\n", 2)
+    nested = f"glpat-{word(20)}-glpat-{word(20)}-{jwt}"
+    assert Mask("mask").hide(f"{nested}\n".encode()) == (b"[secret gitlab-token]\n", 1)
+
+
+def test_a_key_is_hidden_where_lines_are_told_to_be_removed_and_where_it_has_dashes() -> None:
+    key = shapes()["private-key"]
+    removed = "\n".join(f"-{line}" for line in key.split("\n"))
+    assert Mask("mask").hide(f"d\n{removed}\nx [y]\n".encode()).data == b"d\n-[secret private-key]\nx [y]\n"
+    for within in ("----", "-----\n", "-----END CERTIFICATE-----\n"):
+        odd = key.replace("\n-----END", f"\n{within}-----END")
+        assert Mask("mask").hide(f"of {odd}, more [y]\n".encode()).data == b"of [secret private-key], more [y]\n"
+
+
+def test_a_token_longer_than_what_is_looked_at_at_once_is_hidden_to_its_end() -> None:
+    shown = Mask("mask").hide(f"of ghp_{'a' * 100_000} and {'-' * 40_000} glpat-{'a' * 40_000} end\n".encode())
+    assert shown.data == f"of [secret github-token] and {'-' * 40_000} [secret gitlab-token] end\n".encode()
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+def test_a_value_of_several_lines_is_hidden_whatever_a_terminal_ends_them_with(end: str) -> None:
+    value = f"first-{word()}\nsecond-{word()}"
+    shown = mask_of(value).hide(f"of{end}{value}{end}end{end}".replace("\n", end).encode())
+    assert shown.found == 1
+    assert decoded(shown.data).split() == ["of", "[secret", "V0]", "end"]
+
+
+def test_a_character_is_counted_as_it_is_decoded() -> None:
+    from shellback.exec.log.mask import _CHARACTER
+
+    character, drawn = re.compile(_CHARACTER.encode()), random.Random(3)
+    kinds = [bytes([one]) for one in b"a\x80\xbf\xc0\xc3\xe0\xe2\xed\xf0\xf4\xf8"] + ["é€😀".encode()]
+    for _ in range(3000):
+        data = b"".join(drawn.choices(kinds, k=drawn.randint(1, 8)))
+        assert sum(1 for _ in character.finditer(data)) == len(data.decode("utf-8", "replace")), data
+        assert b"".join(one[0] for one in character.finditer(data)) == data
+
+
+def test_the_begin_of_a_value_within_another_is_hidden_at_the_end() -> None:
+    mask = mask_of("abcdefgh12345678", "12345678zzzzsecret")
+    assert mask.hide(b"of abcdefgh12345678zzzzsecr").data == b"of [secret V0]"
 
 
 @pytest.mark.parametrize("of", [1, 2])
@@ -383,6 +425,7 @@ def test_many_values_and_hostile_output_take_linear_time() -> None:
         b"sk-" * 300_000,
         b"-----BEGIN PRIVATE KEY-----\nAKIAABCDEFGHIJKLMNOP\n" * 20_000,
         b"-glpat-aaaaaaaaaaaaaaaaaaaa" * 30_000,
+        b"eyJ-AKIAABCDEFGHIJKLMNOP-" * 30_000,
         (b"YWJj" * 19 + b"\n") * 12_000,
     ):
         before = time.thread_time()
