@@ -199,17 +199,17 @@ class _Scan:
     def spans(self, data: bytes, *, bare: bool = False) -> list[Span] | None:
         """All that is found, in any order; None if `_plain` removes anything of the data, unless it has (`bare`)."""
         found: list[Span] = []
-        at = 0
+        at, near = 0, False
         while at < len(data):
-            # A token that may go on keeps a search from its end: so each looks no further than a token is long.
-            until = min(len(data), at + 2 * _WINDOW)
+            # A token that may go on keeps a search from its end. So near another hint, none looks far behind a token.
+            until = min(len(data), at + 2 * _WINDOW) if near else len(data)
             hint = self._hints.search(data, at, until)
-            if hint is None or hint.start() >= at + _WINDOW:
-                if until < len(data):
-                    at += _WINDOW
-                    continue
-                if hint is None:
-                    break
+            if hint is None and until == len(data):
+                break
+            near = hint is not None
+            if hint is None or (until < len(data) and hint.start() >= at + _WINDOW):
+                at += _WINDOW
+                continue
             start, end = hint.span()
             if end - start < _SHORTEST_FORM:
                 if not bare:
