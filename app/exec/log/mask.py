@@ -67,6 +67,8 @@ _USUAL: Final = bytes(_SELDOM_FIRST.find(byte) + 1 for byte in range(256))
 """How usual each byte is in logs of builds; those that are not among them are 0."""
 _WINDOW: Final = 16 * 1024
 """A token is seen as a whole up to this length, wherever output is read in one piece."""
+_NEAR: Final = _WINDOW // 4
+"""Hints are close with less than this between them."""
 _SHARED: Final = 8
 """So many forms have the same part, unless one has no other: any of them may be there where the part is."""
 
@@ -201,12 +203,12 @@ class _Scan:
         found: list[Span] = []
         at, near = 0, False
         while at < len(data):
-            # A token that may go on keeps a search from its end. So near another hint, none looks far behind a token.
+            # A token that may go on keeps a search from its end: where hints are close, none looks far behind a token.
             until = min(len(data), at + 2 * _WINDOW) if near else len(data)
             hint = self._hints.search(data, at, until)
             if hint is None and until == len(data):
                 break
-            near = hint is not None
+            near = hint is not None and hint.start() < at + _NEAR
             if hint is None or (until < len(data) and hint.start() >= at + _WINDOW):
                 at += _WINDOW
                 continue
