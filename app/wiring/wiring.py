@@ -497,7 +497,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 where.host_id,
                 (executor_id, version),
                 runner.running,
-                doorbell.ring,
+                partial(doorbell.ring, every=True),
                 partial(has_ended, where.home),
             ),
             engine,

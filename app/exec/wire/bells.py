@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
+import random
 import socket
 from pathlib import Path
+from typing import Final
 
 from shellback.exec.wire.descriptors import short
 from shellback.exec.wire.layout import ONCE
+
+MOST: Final = 255
+"""So many others are woken at most instead of one; a datagram has their number."""
 
 
 def prefix(name: str) -> str:
@@ -17,19 +23,37 @@ def prefix(name: str) -> str:
 
 
 def knock(directory: Path, name: str) -> bool:
-    """Wake who listens to this name; never raises, and does not wait. Whether somebody heard it."""
-    heard = False
+    """Wake all who listen to this name; never raises, and does not wait. Whether somebody heard it."""
     with contextlib.suppress(OSError), short(directory) as folder:
-        for one in os.listdir(directory):
-            if one.startswith(prefix(name)):
-                heard |= _knocked(f"{folder}/{one}")
-    return heard
+        heard = [_knocked(f"{folder}/{one}", 0) for one in _listeners(directory, name)]
+        return any(heard)
+    return False
 
 
-def _knocked(path: str) -> bool:
+def knock_one(directory: Path, name: str, *, behind: str = "", others: int = MOST) -> bool:
+    """Wake one of those who listen to this name; else as `knock`.
+
+    It is told how many `others` it may wake instead, if it has no use for the ring. They come in the order of their
+    sockets' names, from the one that stands `behind` a name on; without a name, from any on.
+    """
+    with contextlib.suppress(OSError), short(directory) as folder:
+        found = sorted(_listeners(directory, name))
+        first = bisect.bisect_right(found, behind) if behind else random.randrange(len(found) or 1)  # noqa: S311
+        order = found[first:] + found[:first]
+        for left, one in zip(range(min(others, len(order) - 1), -1, -1), order, strict=False):
+            if _knocked(f"{folder}/{one}", left):
+                return True
+    return False
+
+
+def _listeners(directory: Path, name: str) -> list[str]:
+    return [one for one in os.listdir(directory) if one.startswith(prefix(name))]
+
+
+def _knocked(path: str, others: int) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as ours:
         try:
-            ours.sendto(b"1", path)
+            ours.sendto(bytes([others]), path)
         except BlockingIOError:
             return True  # earlier rings are unread, and are for this item too
         except ConnectionRefusedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Final
 
 _SETTLE_S: Final = 1.0
@@ -13,12 +14,14 @@ _SETTLE_S: Final = 1.0
 class Bell:
     """The stop event of one queue's thread, whose wait a ring ends; counts the queue's turns, at most `slots`.
 
-    Turns begin and end on one event loop, `loop`; `ring` may come from any thread.
+    Turns begin and end on one event loop, `loop`; `ring` may come from any thread. `others` rings another worker, if
+    there may be more items than slots were free.
     """
 
-    def __init__(self, slots: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, slots: int, loop: asyncio.AbstractEventLoop, others: Callable[[], None] = lambda: None) -> None:
         self._slots = slots
         self._loop = loop
+        self._others = others
         self._rung = threading.Event()
         self._stopped = False
         self._running = 0
@@ -28,10 +31,20 @@ class Bell:
         """Turns that began since."""
         self._items_wait = False
         """Whether the last poll had too few slots for all items, as far as is known."""
+        self._rings = self._polled = self._told = 0
+        """Rings of others: all; those before the last poll began; those that others know of, if need be."""
 
     def ring(self) -> None:
         """Have the queue polled now, or once more if it is being polled."""
         self._rung.set()
+
+    def hear(self) -> bool:
+        """`ring` for somebody else, if a slot is free; else as soon as one is. Whether one is free."""
+        self._rings += 1
+        free = self._running < self._slots
+        if free:
+            self._rung.set()
+        return free
 
     def stop(self) -> None:
         """End the thread after its current poll."""
@@ -49,9 +62,13 @@ class Bell:
         self._settle()
         # In this order: a turn that ends meanwhile either rings or is seen here.
         self._items_wait = self._begun >= self._slots - self._before
+        if self._items_wait and self._polled > self._told:
+            self._others()
+        self._told = self._polled
         if not self._items_wait or self._running >= self._slots:
             self._rung.wait(timeout)
         self._rung.clear()
+        self._polled = self._rings
         self._before, self._begun = self._running, 0
         return self._stopped
 
@@ -63,7 +80,7 @@ class Bell:
     def ended(self) -> None:
         """A slot is free, for an item that may wait."""
         self._running -= 1
-        if self._items_wait:
+        if self._items_wait or self._rings > self._polled:
             self.ring()
 
     def _settle(self) -> None:

@@ -1,7 +1,8 @@
 """The doorbell: it tells workers in other processes that an item was enqueued.
 
-On one host it is a datagram to a socket in the state directory, from another host a NOTIFY of Postgres. It rings after
-the commit; an item whose ring a crash prevents is found within 5 s.
+On one host it is a datagram to a socket in the state directory, to one worker at random; a worker whose slots are taken
+sends it on to the next. From another host it is a NOTIFY of Postgres, to all workers of the host. It rings after the
+commit; an item whose ring a crash prevents is found within 5 s.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import sqlalchemy as sa
 
 from shellback.exec.core.threads import cancelled
 from shellback.exec.wire import layout
-from shellback.exec.wire.bells import knock, prefix
+from shellback.exec.wire.bells import MOST, knock, knock_one, prefix
 from shellback.exec.wire.descriptors import short
 from shellback.storage.db import CONNECTING, Database
 from shellback.storage.url import normalised, shown
-from shellback.work.queue.queues import CHANNEL
+from shellback.work.queue.queues import CHANNEL, queues_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +37,9 @@ EVENTS: Final = "events"
 RETRY_S: Final = 5.0
 
 
-Bells = Mapping[str, Callable[[], None]]
+Ring = Callable[[], bool | None]
+"""What to call at a ring; False: it has no use for it, so another worker of the host is to hear it."""
+Bells = Mapping[str, Ring]
 """What to call when its name is rung."""
 
 
@@ -119,13 +122,15 @@ class Doorbell:
         self._sockets: list[socket.socket] = []
         self._bells: Bells | None = None
 
-    def ring(self, host_id: str, queue: str) -> None:
-        """Tell the workers of `host_id` that an item is on `queue`; called after the commit.
+    def ring(self, host_id: str, queue: str, *, every: bool = False) -> None:
+        """Tell a worker of `host_id` that an item is on `queue`, or `every` one; called after the commit.
 
-        It never raises, and blocks for at most one statement on Postgres.
+        It never raises, and blocks for at most one statement on Postgres. What is no queue is told to all who listen.
         """
-        if host_id == self._host_id and self.ring_here(queue):
-            return
+        if host_id == self._host_id:
+            one = not every and queue in queues_of(host_id)
+            if knock_one(self._directory, queue) if one else self.ring_here(queue):
+                return
         if self._database.dialect != "sqlite":
             try:
                 self._database.write_now(_notify, queue)
@@ -138,10 +143,14 @@ class Doorbell:
         self.ring("*", queue)
 
     def ring_here(self, queue: str) -> bool:
-        """Tell who listens to this name on this host; never raises. Whether somebody heard it."""
+        """Tell all who listen to this name on this host; never raises. Whether somebody heard it."""
         return knock(self._directory, queue)
 
-    async def read(self, reader: str, ring: Callable[[], None], name: str = EVENTS) -> None:
+    def ring_another(self, queue: str, executor_id: str) -> None:
+        """Tell another worker of this host than this one; each whose slots are taken tells the next, until all know."""
+        knock_one(self._directory, queue, behind=_socket(queue, executor_id), others=MOST)
+
+    async def read(self, reader: str, ring: Ring, name: str = EVENTS) -> None:
         """Call `ring` whenever a process of this host rings `name`, until `close`; by default, if it added events."""
         self._answer_at(_listener(self._directory, name, reader, once=True), ring)
 
@@ -156,9 +165,18 @@ class Doorbell:
             self._bells = bells
             self._notifications.ring(bells)
 
-    def _answer_at(self, listener: socket.socket, ring: Callable[[], None]) -> None:
+    def _answer_at(self, listener: socket.socket, ring: Ring) -> None:
         self._sockets.append(listener)
-        asyncio.get_running_loop().add_reader(listener, _answer, listener, ring)
+        asyncio.get_running_loop().add_reader(listener, self._answer, listener, ring)
+
+    def _answer(self, listener: socket.socket, ring: Ring) -> None:
+        others: list[int] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others += listener.recv(1)
+        if others and ring() is False and any(others):
+            name = Path(listener.getsockname()).name
+            knock_one(self._directory, name, behind=name, others=max(others) - 1)
 
     async def close(self) -> None:
         """Answer no more."""
@@ -189,18 +207,15 @@ def _notify(conn: sa.Connection, queue: str) -> None:
     conn.execute(sa.select(sa.func.pg_notify(CHANNEL, queue)))
 
 
+def _socket(queue: str, executor_id: str) -> str:
+    return prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32]
+
+
 def _listener(directory: Path, queue: str, executor_id: str, *, once: bool) -> socket.socket:
     directory.mkdir(mode=0o700, exist_ok=True)
-    name = prefix(queue) + hashlib.sha256(executor_id.encode()).hexdigest()[:32] + (layout.ONCE if once else "")
+    name = _socket(queue, executor_id) + (layout.ONCE if once else "")
     (directory / name).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     with short(directory) as folder:
         listener.bind(f"{folder}/{name}")
     return listener
-
-
-def _answer(listener: socket.socket, ring: Callable[[], None]) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            listener.recv(1)
-            ring()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shellback.work.queue.bells import Bell
@@ -40,12 +41,13 @@ class Dispatch:
     def prepare(self, dbos: DBOS) -> None:
         """Count turns from now on; before the launch of `dbos`, which resumes turns."""
         loop = asyncio.get_running_loop()
-        self._bells |= {name: Bell(slots, loop) for name, slots in self._slots.items()}
+        for name, slots in self._slots.items():
+            self._bells[name] = Bell(slots, loop, partial(self._doorbell.ring_another, name, self._executor_id))
         count_turns(dbos, self._bells)
 
     async def start(self, dbos: DBOS) -> None:
         """Register the queues and take their items from now on."""
-        await self._doorbell.listen(self._executor_id, {name: bell.ring for name, bell in self._bells.items()})
+        await self._doorbell.listen(self._executor_id, {name: bell.hear for name, bell in self._bells.items()})
         for name, bell in self._bells.items():
             queue = await asyncio.to_thread(self._registered, dbos, name)
             bell.ring()  # for items that came before it listened

@@ -99,6 +99,17 @@ def test_a_message_and_an_end_ring_and_a_slot_that_becomes_free_takes_the_next_i
     assert on.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"answered", "nothing"}, "the turn may have heard it"
 
 
+def test_items_beyond_the_slots_of_one_worker_run_at_another_at_once(postgres_url: str) -> None:
+    with stage(postgres_url, TURN_SLOTS="1", WAKE_SLOTS="1", OFFLINE_SECONDS="3") as on:
+        for number in range(3):
+            on.hire(WORKER_NAME=f"w{number}")
+        without_polls(on)
+        for again in range(3):
+            items = [on.send("hello", conversation=f"c{again}{number}") for number in range(3)]
+            turns = [on.ended(item) for item in items]
+            assert max(turn["started_at"] for turn in turns) < min(turn["ended_at"] for turn in turns)
+
+
 def test_an_item_whose_ring_was_lost_is_found_by_a_look(on: Stage) -> None:
     assert on.ended(sent_unrung(on, "hello"))["outcome"] == "answered"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,9 @@ AT_ONCE_S = 0.0
 class Polls:
     """The thread of a queue: at each poll it takes `wanted` items, as far as slots are free."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, others: Callable[[], None] = lambda: None) -> None:
         self.slots = slots
-        self.bell = Bell(slots, asyncio.get_running_loop())
+        self.bell = Bell(slots, asyncio.get_running_loop(), others)
         self.running = 0
 
     async def wait(self, timeout_s: float = LONG_S) -> bool:
@@ -103,7 +105,7 @@ def heard() -> asyncio.Queue[str]:
     return asyncio.Queue()
 
 
-async def test_a_ring_reaches_the_workers_of_its_host_and_only_the_bell_of_its_queue(
+async def test_a_ring_reaches_one_worker_of_its_host_and_only_the_bell_of_its_queue(
     sqlite: Database, tmp_path: Path, heard: asyncio.Queue[str]
 ) -> None:
     home = tmp_path / ("a" * 120)  # a socket's own path has at most 108 bytes
@@ -113,14 +115,88 @@ async def test_a_ring_reaches_the_workers_of_its_host_and_only_the_bell_of_its_q
         await doorbell.listen(
             f"w{number}", {queue: _noting(heard, f"{number} {queue}") for queue in ("turns.h", "wakes.h")}
         )
-    await asyncio.to_thread(Doorbell(home, "h", sqlite).ring, "h", "wakes.h")
-    assert {await heard.get(), await heard.get()} == {"0 wakes.h", "1 wakes.h"}
+    ring = Doorbell(home, "h", sqlite).ring
+    await asyncio.to_thread(ring, "h", "wakes.h")
+    assert await heard.get() in {"0 wakes.h", "1 wakes.h"}
+    await asyncio.to_thread(partial(ring, every=True), "h", "turns.h")
+    assert {await heard.get(), await heard.get()} == {"0 turns.h", "1 turns.h"}, "the first ring woke one worker"
     await other.close()
-    await asyncio.to_thread(Doorbell(home, "h", sqlite).ring, "h", "turns.h")
+    await asyncio.to_thread(ring, "h", "turns.h")
     assert await heard.get() == "0 turns.h"
     await ours.close()
     assert not list((home / "bells").iterdir())
     assert heard.empty()
+
+
+async def test_a_ring_goes_on_to_the_next_worker_until_one_has_use_for_it_or_each_has_heard_it(
+    sqlite: Database, tmp_path: Path, heard: asyncio.Queue[str]
+) -> None:
+    workers = [f"w{number}" for number in range(5)]
+    useful: set[str] = set()
+    doorbells = [Doorbell(tmp_path, "h", sqlite) for _ in workers]
+
+    def hears(worker: str) -> Callable[[], bool]:
+        def hear() -> bool:
+            heard.put_nowait(worker)
+            return worker in useful
+
+        return hear
+
+    for worker, doorbell in zip(workers, doorbells, strict=True):
+        await doorbell.listen(worker, {"turns.h": hears(worker)})
+    left = next((tmp_path / "bells").iterdir()).with_name("turns.0")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(left))
+    for wanted in (set[str](), {"w1"}, {"w0", "w4"}):
+        useful.clear()
+        useful |= wanted
+        for _ in range(10):
+            await asyncio.to_thread(doorbells[0].ring, "h", "turns.h")
+            told: list[str] = []
+            async with asyncio.timeout(PATIENCE_S):
+                while not wanted & set(told) and len(told) < len(workers):
+                    told.append(await heard.get())
+            assert len(set(told)) == len(told), "none hears a ring twice"
+    useful.clear()
+    doorbells[2].ring_another("turns.h", "w2")
+    async with asyncio.timeout(PATIENCE_S):
+        assert {await heard.get() for _ in workers} == set(workers), "the last one that hears it is who sent it on"
+    for doorbell in doorbells:
+        await doorbell.close()
+    assert heard.empty()
+
+
+async def test_a_bell_without_a_free_slot_has_no_use_for_a_ring_and_rings_when_a_turn_ends() -> None:
+    polls = Polls(2)
+    assert polls.bell.hear() is True
+    await polls.wait()
+    polls.take(1)
+    waiting = asyncio.create_task(polls.wait())
+    await asyncio.sleep(0.1)
+    polls.take(1)  # one that DBOS resumed: the last poll had slots for more
+    assert polls.bell.hear() is False
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    polls.end()
+    assert await waiting is False
+
+
+async def test_a_poll_that_others_rang_for_and_that_took_all_slots_rings_another_worker_once() -> None:
+    rung: list[None] = []
+    polls = Polls(2, lambda: rung.append(None))
+    polls.bell.ring()
+    await polls.wait()
+    polls.take(2)
+    assert await polls.wait(AT_ONCE_S) is False
+    assert not rung, "nobody has rung but the worker itself"
+    polls.end(2)
+    for _ in range(3):
+        assert polls.bell.hear() is True
+    await polls.wait()
+    polls.take(3)
+    for _ in range(2):
+        assert await polls.wait(AT_ONCE_S) is False
+    assert len(rung) == 1
 
 
 async def test_more_rings_than_a_socket_holds_are_one(
