@@ -1,4 +1,4 @@
-"""`shellback queue`: waiting items, running turns, blocked conversations."""
+"""`shellback queue`: waiting items, running turns, conversations that are blocked or wait for a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shellback.exec.core.display import age
 
 if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
-    from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
+    from shellback.work.queue.standing import Backlog, Blocked, Running, Unplaced, Waiting
 
 _REMEDIES = {
     "approval": "decide: `shellback approvals list`",
@@ -28,10 +28,11 @@ _REMEDIES = {
 @wide_option
 @json_option
 def queue(all_hosts: bool) -> None:
-    """Show waiting items by priority and age, running turns, and blocked conversations.
+    """Show waiting items by priority and age, running turns, and conversations that are blocked or wait for a host.
 
     A waiting item runs when a slot is free, the most urgent first. A blocked conversation takes no items until a person
-    acts; the last column says what to do.
+    acts; the last column says what to do. A conversation waits for a host while none has its workspace, its labels and
+    room; the last column says what each host lacks.
 
     \b
       shellback queue
@@ -55,7 +56,7 @@ def listed(where: Place, *, all_hosts: bool, programs: bool) -> object:
 def _parts(found: Backlog, *, hosts: bool) -> list[str | Cells]:
     now = time.time()
     host: dict[str, str] = {"HOST ID": "host_id"} if hosts else {}
-    if not (found.waiting or found.running or found.blocked):
+    if not (found.waiting or found.running or found.blocked or found.unplaced):
         return ["no waiting items, no running turns, no blocked conversations"]
     parts: list[str | Cells] = []
     if found.waiting:
@@ -85,4 +86,12 @@ def _parts(found: Backlog, *, hosts: bool) -> list[str | Cells]:
             "WHAT TO DO": lambda one: _REMEDIES.get(one.reason),
         }
         parts += ["", table_of(found.blocked, blocked | host)]
+    if found.unplaced:
+        unplaced: Columns[Unplaced] = {
+            "WAITS FOR A HOST": "conversation",
+            "FOR": lambda one: age(now - one.since),
+            "UNREAD": "unread",
+            "WHY": "why",
+        }
+        parts += ["", table_of(found.unplaced, unplaced)]
     return parts

@@ -316,7 +316,7 @@ class Processes:
 
 @_shape
 class Queue(Backlog):
-    """Items that wait, turns that run, conversations that are blocked."""
+    """Items that wait, turns that run, conversations that are blocked or wait for a host."""
 
     data_age_s: Age
 

@@ -230,14 +230,14 @@ def hosts(ctx: click.Context) -> None:
       shellback hosts drain web-2
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from shellback.work.hosts.loads import loads
-    from shellback.work.hosts.placing import waiting
+    from shellback.work.queue.standing import unplaced
 
     if ctx.invoked_subcommand is not None:
         ctx.meta["fields"] = ()
         return
     with opened() as where:
         found = where.database.read_now(loads, where.host_id)
-        homeless = where.database.read_now(waiting)
+        homeless = [one.conversation for one in where.database.read_now(unplaced)]
     columns: Columns[Load] = {
         "NAME": "name",
         "STATE": "state",
@@ -256,7 +256,7 @@ def hosts(ctx: click.Context) -> None:
     if homeless:
         more = f" and {len(homeless) - SHOWN} or more" if len(homeless) > SHOWN else ""
         named = f"{', '.join(homeless[:SHOWN])}{more}"
-        lines = [*lines, f"waiting for a host: {named}; `shellback conversations show NAME` says why"]
+        lines = [*lines, f"waiting for a host: {named}; `shellback queue` says why"]
     show([asdict(one) for one in found], lines)
 
 

@@ -112,6 +112,7 @@ class Records:
                 table_of("Waiting", found.waiting, _WAITING, "Nothing waits."),
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
                 table_of("Blocked", found.blocked, _BLOCKED, "No conversation is blocked."),
+                table_of("Without a host", found.unplaced, _UNPLACED, "No conversation waits for a host."),
                 table_of("Hosts", carried, _HOSTS, "No host was heard of."),
                 table_of("Workers", roster.look(conn, host_id), workers, _NO_WORKER),
             ]
@@ -166,6 +167,12 @@ _BLOCKED: Final[Columns] = {
     "by": "reason",
     "since": lambda one: ago(one.since),
     "unread": "unread",
+}
+_UNPLACED: Final[Columns] = {
+    "conversation": lambda one: conversation_cell(one.conversation),
+    "since": lambda one: ago(one.since),
+    "unread": "unread",
+    "why": "why",
 }
 _HOSTS: Final[Columns] = {
     "host": "name",

@@ -41,6 +41,9 @@ def test_without_a_host_that_fits_a_message_waits_says_why_and_is_answered_once_
     assert "(waits for a host)" in told(loop, "conversations", "show", "c1").stdout
     assert_refused(shellback(loop, "adopt", "conversation", "c1", "--yes"), "has no host to be adopted from", "tpu")
     assert "waiting for a host: c1" in told(loop, "hosts").stdout
+    assert f"no host fits: {HERE} lacks the label tpu" in told(loop, "queue", "--wide").stdout
+    (unplaced,) = facts(told(loop, "queue", "--json"))["unplaced"]
+    assert (unplaced["conversation"], unplaced["unread"]) == ("c1", 1)
     assert facts(told(loop, "conversations", "list", "--json"))[0]["host_id"] == ""
     worker.stop()
     loop.hire(HOST_LABELS="tpu,gpu")

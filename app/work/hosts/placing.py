@@ -227,12 +227,6 @@ def _wanted_by(row: sa.Row[Any]) -> Wanted:
     return Wanted(here=NOWHERE, needs=tuple(row.needs or ()), workspace=row.workspace or DEFAULT)
 
 
-def waiting(conn: sa.Connection) -> list[str]:
-    """Conversations that wait for a host, oldest first; at most `PAGE`."""
-    query = sa.select(conversations.c.id).where(conversations.c.host_id == NOWHERE)
-    return list(conn.execute(query.order_by(conversations.c.created_at).limit(PAGE)).scalars())
-
-
 def place(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str) -> bool:
     """Give a conversation that waits its host, and enqueue what it has to read; False if none fits, or it has one."""
     row = box.lock(conn, conversation_id)

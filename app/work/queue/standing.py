@@ -12,7 +12,7 @@ from shellback.storage.rows import given
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.work.queue.items import Priority
-from shellback.work.queue.mailbox import DEFAULT
+from shellback.work.queue.mailbox import DEFAULT, NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +166,23 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unplaced:
+    """A conversation that waits for a host, made at `since`; `why` names what hosts lack for it."""
+
+    conversation: str
+    why: str
+    unread: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What waits, runs and is blocked on one host or all."""
+    """What waits, runs and is blocked on one host or all; what is `unplaced` belongs to none."""
 
     waiting: list[Waiting]
     running: list[Running]
     blocked: list[Blocked]
+    unplaced: list[Unplaced]
     at: float
 
 
@@ -215,8 +226,22 @@ def backlog(conn: sa.Connection, host_id: str | None = None) -> Backlog:
         waiting=[Waiting(**_named(row)) for row in conn.execute(waiting).mappings()],
         running=[Running(**_named(row)) for row in conn.execute(running).mappings()],
         blocked=[Blocked(**row) for row in conn.execute(blocked).mappings()],
+        unplaced=unplaced(conn),
         at=time.time(),
     )
+
+
+def unplaced(conn: sa.Connection) -> list[Unplaced]:
+    """The conversations that wait for a host, oldest first."""
+    its = conversations.c
+    columns: list[sa.ColumnElement[Any]] = [
+        its.id.label("conversation"),
+        sa.func.coalesce(its.placed, "no host has a worker").label("why"),
+        _count(mailbox, mailbox.c.state == "unread").label("unread"),
+        its.created_at.label("since"),
+    ]
+    query = sa.select(*columns).where(its.host_id == NOWHERE).order_by(its.created_at, its.id).limit(LISTED)
+    return [Unplaced(**row) for row in conn.execute(query).mappings()]
 
 
 def _named(row: sa.RowMapping) -> dict[str, Any]:

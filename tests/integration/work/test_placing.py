@@ -139,7 +139,8 @@ async def test_without_room_or_the_label_it_waits_says_so_and_is_placed_once_a_h
     await town.sweep()
     assert (town.home(), town.row().placed) == (NOWHERE, f"no host fits: a {why}")
     assert town.queues.items == [], "nothing of it is on a queue"
-    assert town.db.read_now(placing.waiting) == ["c1"]
+    (waits,) = town.db.read_now(standing.unplaced)
+    assert (waits.conversation, waits.why, waits.unread) == ("c1", town.row().placed, 2)
     assert [one.host_id for one in town.db.read_now(loads, "a")] == ["a"]
 
     town.host("b", GPU)
@@ -147,7 +148,7 @@ async def test_without_room_or_the_label_it_waits_says_so_and_is_placed_once_a_h
     await town.sweep()
     assert town.home() == "b"
     assert [(host, item.conversation_id) for host, item in town.queues.items] == [("b", "c1")]
-    assert town.db.read_now(placing.waiting) == []
+    assert town.db.read_now(standing.unplaced) == []
     stands = town.db.read_now(standing.one, "c1")
     assert stands is not None
     assert (stands.unread, stands.placed) == (2, "b: label gpu, 10 of 10 slots free; 1 of 2 host(s) fit")
