@@ -35,7 +35,7 @@ from shellback.exec.link import launch
 from shellback.exec.wire import linux
 from shellback.log import configure
 from shellback.orders import note_workspace
-from shellback.storage.errors import ExecutorTaken
+from shellback.storage.errors import ExecutorTaken, HostTaken
 from shellback.storage.host import ensure_home
 from shellback.wiring.choice import Choice, choose
 
@@ -113,6 +113,9 @@ def _try_workspaces(settings: Settings, first: ChosenBackend) -> None:
 
 
 def _taken(taken: ExecutorTaken, settings: Settings) -> str:
+    if isinstance(taken, HostTaken):
+        home = settings.shellback_home
+        return f"{taken}. {home} or that one is a copy: set SHELLBACK_HOME to a new directory, or stop the other worker"
     host = os.uname().nodename if taken.host == "this host" else taken.host
     who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
     if settings.database_url.startswith("sqlite"):

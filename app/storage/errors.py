@@ -79,6 +79,16 @@ class ExecutorTaken(StorageError):
         return f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
 
 
+class HostTaken(ExecutorTaken):
+    """Raised when a worker on another machine has the id of this host, as in a copy of a state directory."""
+
+    def __str__(self) -> str:
+        return (
+            f"the id of this host is that of {self.holder}, on another machine: give each machine a state directory of "
+            "its own"
+        )
+
+
 class TokenRefused(StorageError):
     """Raised when a token cannot be made, or none has the given name. Nothing was changed."""
 

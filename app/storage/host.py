@@ -85,6 +85,11 @@ def process_space() -> str:
     return f"{boot_id()}/{_PID_SPACE.stat().st_ino}"
 
 
+def boot_of(space: str) -> str:
+    """What all spaces of the boot of this `process_space` begin with."""
+    return space.partition("/")[0] + "/"
+
+
 def _create(path: Path, text: str) -> None:
     # Written and synced beside it, then linked, so that the file appears complete, and only once.
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

@@ -365,7 +365,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
 
     Raises:
         AgentUnavailable, ModelUnavailable: An agent or its model cannot be used.
-        ExecutorTaken: A worker with the same name lives.
+        ExecutorTaken: A worker with the same name lives, or one of this host on another machine.
         PolicyUnusable: The operator's file cannot be followed.
     """
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from shellback.cli.children import WorkerChild
 from shellback.exec.core.model import Evidence, SessionState
-from shellback.storage.tables import events, hosts, notices, turns
+from shellback.storage.tables import events, hosts, notices, turns, workers
 from shellback.work.hosts import roster
 from shellback.work.queue import standing, stream
 from shellback.work.turn.claims import RECOVERIES
@@ -73,6 +73,15 @@ def pair(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
     with stage(postgres_url, FOREGROUND_TIMEOUT="120") as loop:
         yield Pair(loop)
+
+
+def test_a_machine_with_a_copy_of_a_state_directory_is_refused_and_told_which_worker_has_it(postgres_url: str) -> None:
+    with stage(postgres_url) as loop:
+        loop.hire(WORKER_NAME="w1")
+        loop.change(sa.update(workers).values(boot_id="another machine/1"))
+        refused = shellback(loop, "worker", WORKER_NAME="w2")
+        assert_refused(refused, "the id of this host is that of process", "on another machine", "set SHELLBACK_HOME")
+        assert loop.ended(loop.send("hello"))["outcome"] == "answered", "the first one goes on"
 
 
 def test_a_turn_whose_worker_is_killed_is_gone_on_with_by_the_other_within_30_seconds(pair: Pair) -> None:

@@ -21,7 +21,8 @@ from pydantic_ai import __version__ as pydantic_ai_version
 from shellback.exec.core.threads import cancelled
 from shellback.storage import rows
 from shellback.storage.db import Database
-from shellback.storage.errors import ExecutorTaken
+from shellback.storage.errors import ExecutorTaken, HostTaken
+from shellback.storage.host import boot_of
 from shellback.storage.tables import workers
 from shellback.work.hosts import hosts, placing, roster
 from shellback.work.hosts.clock import Clock, note_leap
@@ -196,7 +197,7 @@ class Worker:
                 self._registered = True
             except ExecutorTaken as taken:
                 if held is None:
-                    log.warning("this name is held by %s: waiting for the end of its lease", taken.holder)
+                    log.warning("this name or host is held by %s: waiting for the end of its lease", taken.holder)
                 elif taken.renewed_at != held.renewed_at:
                     raise
                 held = taken
@@ -297,8 +298,14 @@ def _uptime() -> float:
 
 
 def _register(conn: sa.Connection, config: WorkerConfig) -> None:
-    """Take the lease of the executor id; raises ExecutorTaken while that of another process runs."""
-    rows.lock_name(conn, f"worker {config.executor_id}")
+    """Take the lease of the executor id.
+
+    Raises:
+        ExecutorTaken: The lease of another process runs.
+        HostTaken: That of a worker on another machine runs, under another name of this host.
+    """
+    # All names of the host: two machines may start at once.
+    rows.lock_name(conn, f"workers of {config.host_id}")
     holder, now = rows.lock_row(conn, workers, config.executor_id), rows.now(conn)
     if (
         conn.dialect.name != "sqlite"
@@ -309,6 +316,12 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
     ):
         host = hosts.one(conn, holder["host_id"]).name
         raise ExecutorTaken(config.executor_id, host, holder["pid"], holder["heartbeat_at"])
+    its = workers.c
+    alive = its.stopped_at.is_(None), its.heartbeat_at > now - roster.LEASE_S
+    others = its.host_id == config.host_id, its.executor_id != config.executor_id
+    elsewhere = ~its.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
+    if (other := conn.execute(sa.select(workers).where(*alive, *others, elsewhere).limit(1)).first()) is not None:
+        raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
     values: dict[str, Any] = {
         "host_id": config.host_id,
         "pid": os.getpid(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from shellback.storage.db import Database
-from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken
+from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken, HostTaken
 from shellback.storage.tables import workers
 from shellback.work.hosts import roster
 from shellback.work.turn import claims
@@ -19,6 +20,7 @@ from shellback.work.turn.claims import NameLost, Wakes
 from shellback.work.worker import worker as working
 from shellback.work.worker.services import HEARTBEAT_S
 from shellback.work.worker.worker import Worker, WorkerConfig
+from tests.databases import at_once
 from tests.items import HOST, Talk
 
 # pyright: reportPrivateUsage=false
@@ -72,6 +74,36 @@ def test_a_worker_of_a_version_without_leases_is_not_replaced_while_it_lives(db:
     db.write_now(lambda conn: conn.execute(sa.update(workers).values(token=None)) and None)
     with pytest.raises(ExecutorTaken):
         db.write_now(working._register, SECOND)
+
+
+def test_one_machine_has_the_id_of_a_host_whatever_its_workers_are_named(db: Database) -> None:
+    here = replace(FIRST, boot_id="boot/1")
+    db.write_now(working._register, here)
+    db.write_now(working._register, replace(here, executor_id="w2", boot_id="boot/2"))  # in a container beside it
+    copy = replace(here, executor_id="w3", boot_id="boot%/1", token="three")
+    with pytest.raises(HostTaken, match=r"that of process \d+ on \S+, on another machine: give each machine"):
+        db.write_now(working._register, copy)
+    assert db.write_now(working._heartbeat, here) == (True, False)
+    db.write_now(working._register, replace(copy, host_id="another"))
+    let_the_lease_end(db)
+    db.write_now(working._register, copy)
+    with pytest.raises(HostTaken):
+        db.write_now(working._register, replace(here, executor_id="w2", boot_id="boot/2"))
+
+
+def test_of_two_machines_with_the_id_of_a_host_that_start_at_once_one_is_refused(db: Database) -> None:
+    def start(number: int) -> bool:
+        config = replace(FIRST, executor_id=f"w{number}", boot_id=f"boot{number}/1", token=str(number))
+        try:
+            db.write_now(working._register, config)
+        except HostTaken:
+            return False
+        return True
+
+    for _ in range(5):
+        db.write_now(lambda conn: conn.execute(sa.delete(workers)) and None)
+        started = at_once(*(partial(start, number) for number in range(4)))
+        assert sorted(started) == [False, False, False, True]
 
 
 def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) -> None:

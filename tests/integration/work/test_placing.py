@@ -59,7 +59,7 @@ class Town:
             executor_id=f"{name}.{worker}",
             host_id=name,
             version=version,
-            boot_id="b",
+            boot_id="b/1",
             system_database_url="",
             offer=lambda: offer,
         )
