@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,12 +122,19 @@ class PostgresServer:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pooler:
     """A running pgbouncer; the directory is its address."""
 
     directory: Path
     process: subprocess.Popen[str]
+    start: Callable[[], subprocess.Popen[str]]
+
+    def restart(self) -> None:
+        """Kill it, and run it again at its address; returns when it serves."""
+        self.process.kill()
+        self.process.wait()
+        self.process = self.start()
 
 
 @contextmanager
@@ -154,29 +162,36 @@ server_login_retry = 1
         (directory / "ini").write_text(settings)
         if server.identity:
             os.chown(directory, server.identity["user"], server.identity["group"])
-        with subprocess.Popen(
-            [program, directory / "ini"],
-            cwd=directory,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            **server.identity,
-        ) as process:
-            assert process.stderr is not None
-            try:
-                said = ""
-                while "process up" not in said:
-                    said = process.stderr.readline()
-                    if not said:
-                        pytest.fail("pgbouncer does not start", pytrace=False)
-                reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that it never waits for us
-                reader.start()
-                yield Pooler(directory, process)
-            finally:
-                process.kill()  # a test may have stopped it
+        start = partial(_pgbouncer, program, directory, server)
+        pooler = Pooler(directory, start(), start)
+        try:
+            yield pooler
+        finally:
+            pooler.process.kill()  # a test may have stopped it
+            pooler.process.wait()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _pgbouncer(program: str, directory: Path, server: PostgresServer) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [program, directory / "ini"],
+        cwd=directory,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        **server.identity,
+    )
+    assert process.stderr is not None
+    said = ""
+    while "process up" not in said:
+        said = process.stderr.readline()
+        if not said:
+            pytest.fail("pgbouncer does not start", pytrace=False)
+    reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that it never waits for us
+    reader.start()
+    return process
 
 
 def wait_until_locked_out(database: Database, thread: threading.Thread) -> None:

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 from unittest import mock
@@ -21,15 +22,15 @@ from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak import ENVIRON, figures, verdict
 from chaos.soak.crowd import Crowd, make_tasks, rows
 from chaos.soak.gauges import Gauges, descendants
-from chaos.soak.staff import Staff
+from chaos.soak.staff import Staff, town
 from shellback.exec.log.links import LogLinks
 from shellback.exec.log.logs import remove_session
 from shellback.exec.wire import layout
 from shellback.work.queue import stream
 from shellback.work.worker.retention import Ages, Retention
 from shellback.work.worker.services import HEARTBEAT_S
-from tests.databases import TEMPLATE, NoPostgres, serving_postgres
-from tests.stage import Stage, stage
+from tests.databases import TEMPLATE, NoPostgres, pooling, serving_postgres
+from tests.stage import Stage
 
 RESULTS: Final = Path(__file__).parents[1] / "results" / "soak.json"
 TICK_S: Final = 0.2
@@ -46,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         with (
-            serving_postgres(durable=True) as server,
-            stage(server.url(server.create(TEMPLATE)), **ENVIRON) as made,
-            Staff(made, server, random.Random(options.seed), every=tuple(options.every)) as staff,
+            serving_postgres(durable=True, connections=40 * options.hosts + 60) as server,
+            pooling(server) if options.pooler else nullcontext() as pooler,
+            town(server, server.create(TEMPLATE), options.hosts, options.workers, pooler, **ENVIRON) as hosts,
+            Staff(hosts, server, random.Random(options.seed), every=tuple(options.every), pooler=pooler) as staff,
         ):
-            run = Soak(made, staff, options)
+            run = Soak(hosts[0].stage, staff, options)
             found = run.run()
     except NoPostgres as error:
         sys.exit(f"soak: {error}")
@@ -62,6 +64,9 @@ def _run(options: argparse.Namespace) -> int:
         "at": time.time(),
         "seconds": run.took,
         "seed": options.seed,
+        "hosts": options.hosts,
+        "workers": options.workers,
+        "pooler": options.pooler,
         "processes": options.processes,
         "at_once": options.at_once,
         "platform": platform.platform(),
@@ -81,11 +86,17 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m chaos.soak",
         description="Background processes started through turns of two workers on a private Postgres, while workers, "
-        "supervisor and Postgres are killed with kill -9 at random; then everything is counted from outside.",
+        "supervisor and Postgres are killed with kill -9 at random; then everything is counted from outside. With more "
+        "hosts, workers are paused too, and the link of a host to the database is cut, falls silent or gets slow.",
     )
     parser.add_argument("--processes", type=whole, default=2000, help="how many in all (2000)")
     parser.add_argument("--at-once", type=whole, default=100, help="asked for and not ended, at most (100)")
     parser.add_argument("--batch", type=whole, default=5, help="commands in one message (5)")
+    parser.add_argument("--hosts", type=whole, default=1, help="how many, at most 8 (1)")
+    parser.add_argument("--workers", type=whole, default=2, help="of each host (2)")
+    parser.add_argument(
+        "--pooler", action="store_true", help="pgbouncer between workers and Postgres; it is killed, too"
+    )
     parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
     parser.add_argument("--sleep", type=seconds, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
     parser.add_argument("--every", type=seconds, nargs=2, default=(5.0, 40.0), metavar="S", help="between kills (5 40)")
@@ -159,9 +170,8 @@ class Soak:
     def _crowd(self, count: int, *, first: int) -> Crowd:
         options = self.options
         tasks = make_tasks(self._rng, count, first=first, seconds=tuple(options.sleep))
-        return Crowd(
-            self.stage, tasks, at_once=options.at_once, batch=options.batch, conversations=options.conversations
-        )
+        stages = [host.stage for host in self.staff.hosts]
+        return Crowd(stages, tasks, at_once=options.at_once, batch=options.batch, conversations=options.conversations)
 
     def _live_through(self, crowd: Crowd, name: str) -> None:
         began = said = moved = time.monotonic()
@@ -200,15 +210,26 @@ class Soak:
 
         def all_warm() -> dict[str, tuple[int, int]] | None:
             samples = self.gauges.now()
-            return {one.role: (one.descriptors, one.threads) for one in samples} if len(samples) == 4 else None
+            all_of_them = len(self.staff.posts) + 2 * len(self.staff.hosts)
+            found = {one.role: (one.descriptors, one.threads) for one in samples}
+            return found if len(found) == all_of_them else None
 
         found = self.stage.until("everybody is warm", all_warm)
-        return found | {"processes": (descendants(self.staff.keeper), 0)}
+        return found | {"processes": (sum(descendants(host.keeper) for host in self.staff.hosts), 0)}
 
     def _prune(self) -> None:
-        where = self.stage.where
-        links = LogLinks(self.stage.settings.workspace_root, where.home / layout.SESSIONS)
-        client = DBOSClient(system_database_url=self.stage.settings.database_url, application_name="shellback")
+        for host in self.staff.hosts:
+            self._prune_on(host.stage)
+        with mock.patch.object(stream, "KEEP_S", 0.0):
+            while self.stage.write(stream.prune):
+                pass
+        # Living workers went too, being older than that; their hearts bring them back.
+        time.sleep(HEARTBEAT_S + 1)
+
+    def _prune_on(self, stage: Stage) -> None:
+        where = stage.where
+        links = LogLinks(stage.settings.workspace_root, where.home / layout.SESSIONS)
+        client = DBOSClient(system_database_url=stage.settings.database_url, application_name="shellback")
         try:
             retention = Retention(
                 where.database,
@@ -221,11 +242,6 @@ class Soak:
             asyncio.run(retention.once())
         finally:
             client.destroy()
-        with mock.patch.object(stream, "KEEP_S", 0.0):
-            while self.stage.write(stream.prune):
-                pass
-        # Living workers went too, being older than that; their hearts bring them back.
-        time.sleep(HEARTBEAT_S + 1)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,11 @@ class State:
 class Crowd:
     """Sends, approves and looks; `step` is called again and again. It never waits."""
 
-    def __init__(self, stage: Stage, tasks: Sequence[Task], *, at_once: int, batch: int, conversations: int) -> None:
-        self._stage = stage
+    def __init__(
+        self, stages: Sequence[Stage], tasks: Sequence[Task], *, at_once: int, batch: int, conversations: int
+    ) -> None:
+        self._stages = stages
+        self._stage = stage = stages[0]
         self.tasks = list(tasks)
         self._backlog = list(tasks)
         self._at_once = at_once
@@ -112,9 +115,11 @@ class Crowd:
     def _send(self) -> None:
         tasks, self._backlog = self._backlog[: self._batch], self._backlog[self._batch :]
         name = self._names[self._next % len(self._names)]
+        # A conversation lives where its first message was sent; later ones come from other hosts, too.
+        stage = self._stages[self._next % len(self._stages)]
         self._next += 1
         self._batches.append(Batch(name, tasks))
-        self._stage.send("\n".join(f"$ {task.command} &" for task in tasks), name, waiting=False)
+        stage.send("\n".join(f"$ {task.command} &" for task in tasks), name, waiting=False)
 
     def _ask_again(self) -> None:
         """A call that was refused, or fell with its turn, has no session: a person would ask again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ P99_S: Final = 1.0
 SLACK: Final = 4
 """Descriptors that a pool of connections may have more or less of."""
 PER_PROCESS: Final = {("descriptors", "supervisor"), ("descriptors", "keeper")}
+LATE: Final = re.compile(r"no longer holds conversation|holds the name of worker|is no longer held")
+"""What the log of a worker says when a write of it came too late and was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +91,17 @@ def of_run(staff: Staff, crowd: Crowd, lasted: float) -> list[Figure]:
     spans = sorted(outage.back_at - outage.gone_at for outage in staff.outages if outage.back_at and outage.wanted)
     return [
         Figure(name="rate", value=len(crowd.tasks) / lasted, unit="/s", note=f"through turns, in {lasted:.0f} s"),
-        *(Figure(name=f"kills of {name}", value=killed[name]) for name in ("worker", "supervisor", "postgres")),
+        *(Figure(name=f"harm to: {name}", value=killed[name]) for name in staff.harms),
+        Figure(name="late writes refused", value=_refused(staff), note="of workers that were cut off or paused"),
         Figure(name="workers that ended by themselves", value=itself, note="started again as a service manager would"),
         Figure(name="longest recovery", value=spans[-1] if spans else 0.0, unit="s"),
         Figure(name="asked again", value=len(crowd.asked_again), note="calls that were answered as not started"),
     ]
+
+
+def _refused(staff: Staff) -> int:
+    logs = [host.stage.home / "worker.log" for host in staff.hosts]
+    return sum(len(LATE.findall(log.read_text(errors="replace"))) for log in logs if log.exists())
 
 
 def quiet(delays: Sequence[Delay], outages: Sequence[Outage]) -> list[Delay]:

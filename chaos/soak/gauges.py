@@ -45,8 +45,9 @@ class Gauges:
 
     def now(self) -> list[Sample]:
         """One sample of each that is old enough."""
-        pids = {f"worker {p.name}": p.worker.process.pid for p in self.staff.posts.values() if p.worker is not None}
-        pids |= {"supervisor": self.staff.supervisor, "keeper": self.staff.keeper}
+        pids = {f"worker {post.name}": post.worker.process.pid for post in self.staff.posts if post.worker is not None}
+        for host in self.staff.hosts:
+            pids |= {f"supervisor {host.name}": host.supervisor, f"keeper {host.name}": host.keeper}
         found: list[Sample] = []
         for role, pid in pids.items():
             with suppress(OSError, KeyError):  # gone, or a zombie, which has no memory

@@ -1,24 +1,33 @@
-"""Two workers, the supervisor and Postgres: killed at random, started again as a service manager would."""
+"""Hosts with their workers and supervisors, their links, a pooler and Postgres: harmed at random, then made whole.
+
+Workers are started again as a service manager would.
+"""
 
 from __future__ import annotations
 
+import itertools
 import random
+import signal
 import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from chaos.soak.links import FAULTS, Link
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.exec.core.errors import ExecError
-from tests.databases import PostgresServer
-from tests.stage import Stage
+from tests.databases import Pooler, PostgresServer
+from tests.stage import Stage, stage
 
-NAMES: Final = ("a", "b")
 SETTLE_S: Final = 5.0
 """After a recovery, before latencies count again."""
 ON_ITS_WAY_S: Final = 1.0
 """Before an outage: as long as an end may take to be enqueued."""
+FAULT_S: Final = (1.0, 25.0)
+"""How long a link is at fault, or a worker paused: less and more than a lease."""
 
 
 @dataclass(slots=True)
@@ -35,51 +44,114 @@ class Outage:
         return self.gone_at - ON_ITS_WAY_S <= moment <= (self.back_at or time.time()) + SETTLE_S
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Post:
     """A worker's place."""
 
+    host: Host
     name: str
     worker: WorkerChild | None = None
     coming: Future[WorkerChild] | None = None
     outage: Outage | None = None
 
+    def hire(self) -> WorkerChild:
+        """A worker that serves."""
+        return self.host.stage.hire(WORKER_NAME=self.name)
 
-@dataclass(slots=True)
-class Staff:
-    """Everybody who can be killed; `step` is called again and again."""
 
+@dataclass(slots=True, eq=False)
+class Host:
+    """A state directory with workers; `link` leads them to the database."""
+
+    name: str
     stage: Stage
-    server: PostgresServer
-    rng: random.Random
-    every: tuple[float, float] = (5.0, 40.0)
-    outages: list[Outage] = field(default_factory=list[Outage])
-    posts: dict[str, Post] = field(default_factory=lambda: {name: Post(name) for name in NAMES})
-    refused: int = 0
+    workers: int = 2
+    link: Link | None = None
+    posts: list[Post] = field(init=False)
     supervisor: int = 0
     keeper: int = 0
-    _next_kill: float = float("inf")
-    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(len(NAMES)))
+
+    def __post_init__(self) -> None:
+        self.posts = [Post(self, f"{self.name}{number}") for number in range(self.workers)]
+
+
+@contextmanager
+def town(
+    server: PostgresServer, database: str, hosts: int, workers: int, pooler: Pooler | None, **environ: str
+) -> Generator[list[Host]]:
+    """Hosts that share a database and a directory for files; with more than one, each has a link of its own."""
+    with ExitStack() as stack:
+        found: list[Host] = []
+        for name in itertools.islice("abcdefgh", hosts):
+            shared = {"WORKSPACE_ROOT": str(found[0].stage.workspace)} if found else {}
+            host = Host(name, stack.enter_context(stage(server.url(database), **environ, **shared)), workers)
+            if hosts > 1:
+                host.link = stack.enter_context(Link())
+                direct = f"postgresql://postgres@/{database}?host={host.link.to(server.directory)}"
+                host.stage.environ |= {"DATABASE_URL": direct, "DATABASE_DIRECT_URL": direct}
+                if pooler is not None:
+                    pooled = f"postgresql://postgres@/{database}?host={host.link.to(pooler.directory)}"
+                    host.stage.environ["DATABASE_URL"] = pooled
+            found.append(host)
+        yield found
+
+
+class Staff:
+    """Everybody who can be harmed; `step` is called again and again."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        server: PostgresServer,
+        rng: random.Random,
+        *,
+        every: tuple[float, float] = (5.0, 40.0),
+        pooler: Pooler | None = None,
+    ) -> None:
+        self.hosts = list(hosts)
+        self.posts = [post for host in hosts for post in host.posts]
+        self.outages: list[Outage] = []
+        self.refused = 0
+        self._server = server
+        self._pooler = pooler
+        self._rng = rng
+        self._every = every
+        self._next = float("inf")
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        """What makes a part whole again, and when."""
+        self._threads = ThreadPoolExecutor(len(self.posts))
+        harms = {
+            "worker": self._kill_a_worker,
+            "supervisor": self._kill_a_supervisor,
+            "postgres": self._kill_postgres,
+        }
+        if len(self.hosts) > 1:
+            harms |= {"link": self._break_a_link, "pause": self._pause_a_worker}
+        if pooler is not None:
+            harms["pooler"] = self._kill_the_pooler
+        self.harms: dict[str, Callable[[], None]] = harms
 
     def __enter__(self) -> Self:
-        """Start the workers, at the same time; one of them brings the supervisor."""
-        coming = {name: self._threads.submit(self.stage.hire, WORKER_NAME=name) for name in self.posts}
-        for name, post in self.posts.items():
-            post.worker = coming[name].result()
-        self.supervisor, self.keeper = self.stage.supervisor_pids()
+        """Start the workers, at the same time; one of each host brings its supervisor."""
+        coming = [self._threads.submit(post.hire) for post in self.posts]
+        for post, future in zip(self.posts, coming, strict=True):
+            post.worker = future.result()
+        for host in self.hosts:
+            host.supervisor, host.keeper = host.stage.supervisor_pids()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Wait for who is still coming."""
+        self._make_whole(float("inf"))
         self._threads.shutdown(wait=True)
 
     def arm(self) -> None:
-        """Kill from now on."""
-        self._next_kill = time.monotonic() + self.rng.uniform(*self.every)
+        """Harm somebody from now on."""
+        self._next = time.monotonic() + self._rng.uniform(*self._every)
 
     def disarm(self) -> None:
-        """Kill nobody any more."""
-        self._next_kill = float("inf")
+        """Harm nobody any more."""
+        self._next = float("inf")
 
     @property
     def whole(self) -> bool:
@@ -87,30 +159,84 @@ class Staff:
         return all(outage.back_at is not None for outage in self.outages)
 
     def step(self) -> None:
-        """Kill who is due, start who is gone, note who is back."""
-        for post in self.posts.values():
+        """Harm who is due, start who is gone, note who is back."""
+        self._make_whole(time.monotonic())
+        for post in self.posts:
             self._tend(post)
-        self._look_for_supervisor()
-        if time.monotonic() >= self._next_kill:
+        for host in self.hosts:
+            self._look_for_supervisor(host)
+        if time.monotonic() >= self._next:
             self.arm()
-            self.kill(self.rng.choice(("worker", "supervisor", "postgres")))
+            self.kill(self._rng.choice(list(self.harms)))
 
     def kill(self, victim: str) -> None:
-        """Kill one of them; one that is gone already is left alone."""
-        if victim == "worker":
-            post = self.posts[self.rng.choice(NAMES)]
-            if post.worker is not None and post.worker.process.poll() is None:
-                post.outage = self._out(f"worker {post.name}")
-                post.worker.process.kill()
-        elif victim == "supervisor":
-            if not any(outage.victim == victim and outage.back_at is None for outage in self.outages):
-                self._out(victim)
-                self.stage.kill_supervisor()
-        else:
-            outage = self._out(victim)
-            self.server.kill()
-            self.server.start()
+        """Harm one of them; one that is harmed already is left alone."""
+        self.harms[victim]()
+
+    def _make_whole(self, now: float) -> None:
+        due = [one for one in self._due if one[0] <= now]
+        self._due = [one for one in self._due if one[0] > now]
+        for _, heal in due:
+            heal()
+
+    def _kill_a_worker(self) -> None:
+        post = self._rng.choice(self.posts)
+        if post.outage is None and post.worker is not None and post.worker.process.poll() is None:
+            post.outage = self._out(f"worker {post.name}")
+            post.worker.process.kill()
+
+    def _pause_a_worker(self) -> None:
+        post = self._rng.choice(self.posts)
+        worker = post.worker
+        if post.outage is None and worker is not None and worker.process.poll() is None:
+            outage = post.outage = self._out(f"pause {post.name}")
+            worker.process.send_signal(signal.SIGSTOP)
+
+            def heal() -> None:
+                worker.process.send_signal(signal.SIGCONT)
+                outage.back_at, post.outage = time.time(), None
+
+            self._later(heal)
+
+    def _kill_a_supervisor(self) -> None:
+        host = self._rng.choice(self.hosts)
+        name = f"supervisor {host.name}"
+        if not self._is_out(name):
+            self._out(name)
+            host.stage.kill_supervisor()
+
+    def _break_a_link(self) -> None:
+        host = self._rng.choice(self.hosts)
+        fault = self._rng.choice(FAULTS)
+        link = host.link
+        if link is None or any(self._is_out(f"link {host.name} {one}") for one in FAULTS):
+            return
+        outage = self._out(f"link {host.name} {fault}")
+        link.break_(fault)
+
+        def heal() -> None:
+            link.heal()
             outage.back_at = time.time()
+
+        self._later(heal)
+
+    def _kill_postgres(self) -> None:
+        outage = self._out("postgres")
+        self._server.kill()
+        self._server.start()
+        outage.back_at = time.time()
+
+    def _kill_the_pooler(self) -> None:
+        assert self._pooler is not None
+        outage = self._out("pooler")
+        self._pooler.restart()
+        outage.back_at = time.time()
+
+    def _later(self, heal: Callable[[], None]) -> None:
+        self._due.append((time.monotonic() + self._rng.uniform(*FAULT_S), heal))
+
+    def _is_out(self, victim: str) -> bool:
+        return any(outage.victim == victim and outage.back_at is None for outage in self.outages)
 
     def _out(self, victim: str, *, wanted: bool = True) -> Outage:
         outage = Outage(victim, time.time(), wanted=wanted)
@@ -133,17 +259,18 @@ class Staff:
             if post.outage is None:
                 post.outage = self._out(f"worker {post.name}", wanted=False)
             post.worker.kill()
-            post.coming = self._threads.submit(self.stage.hire, WORKER_NAME=post.name)
+            post.coming = self._threads.submit(post.hire)
 
-    def _look_for_supervisor(self) -> None:
-        missing = [outage for outage in self.outages if outage.victim == "supervisor" and outage.back_at is None]
+    def _look_for_supervisor(self, host: Host) -> None:
+        name = f"supervisor {host.name}"
+        missing = [outage for outage in self.outages if outage.victim == name and outage.back_at is None]
         if not missing:
             return
         try:
-            pid, keeper = self.stage.supervisor_pids()
+            pid, keeper = host.stage.supervisor_pids()
         except (ExecError, OSError):
             return
-        if pid != self.supervisor and keeper == self.keeper:
-            self.supervisor = pid
+        if pid != host.supervisor and keeper == host.keeper:
+            host.supervisor = pid
             for outage in missing:
                 outage.back_at = time.time()

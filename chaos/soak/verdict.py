@@ -84,9 +84,8 @@ def _judge_end(verdict: Verdict, task: Task, session: Session, wrote: Sequence[s
             verdict.notes.append(f"{task.number}: exit code {end.exit_code}, it wrote {wrote}")
         return
     said = "no end" if end is None else f"{end.state.value} {(end.evidence and end.evidence.value) or end.signal}"
-    killed = any(
-        outage.victim == "supervisor" and -FORK_S < session.created_at - outage.gone_at < FORK_S for outage in outages
-    )
+    kills = (outage.gone_at for outage in outages if outage.victim.startswith("supervisor"))
+    killed = any(-FORK_S < session.created_at - gone_at < FORK_S for gone_at in kills)
     if end is not None and end.evidence is Evidence.NEVER_STARTED and killed and not wrote:
         verdict.never_started += 1
     elif end is None or end.state is SessionState.LOST:

@@ -1,36 +1,38 @@
-"""A small soak: two workers on Postgres, many processes, and each part killed once while they run and end."""
+"""A small soak: workers on Postgres, many processes, and each part harmed once while they run and end."""
 
 from __future__ import annotations
 
 import random
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from chaos.soak import ENVIRON, verdict
 from chaos.soak.crowd import Crowd, make_tasks
-from chaos.soak.staff import Staff
-from tests.databases import TEMPLATE, NoPostgres, serving_postgres, unavailable
-from tests.stage import stage
+from chaos.soak.staff import Staff, town
+from tests.databases import TEMPLATE, NoPostgres, pooling, serving_postgres, unavailable
 
 PROCESSES = 24
 PATIENCE_S = 200.0
-KILLS = {4: "worker", 10: "supervisor", 16: "postgres"}
-"""Who is killed when so many have ended."""
+HARMS = {1: ("worker", "supervisor", "postgres"), 2: ("link", "pause", "pooler")}
+"""Who is harmed, by the number of hosts; one after another as processes end."""
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
-def test_what_many_processes_did_is_told_once_whoever_is_killed() -> None:
+@pytest.mark.parametrize("number", HARMS)
+def test_what_many_processes_did_is_told_once_whoever_is_harmed(number: int) -> None:
     rng = random.Random(1)
     try:
         with (
             serving_postgres(durable=True) as server,
-            stage(server.url(server.create(TEMPLATE)), **ENVIRON) as made,
-            Staff(made, server, rng) as staff,
+            pooling(server) if number > 1 else nullcontext() as pooler,
+            town(server, server.create(TEMPLATE), number, 2, pooler, **ENVIRON) as hosts,
+            Staff(hosts, server, rng, pooler=pooler) as staff,
         ):
             tasks = make_tasks(rng, PROCESSES, first=0, seconds=(0.5, 2.0))
-            crowd = Crowd(made, tasks, at_once=12, batch=4, conversations=4)
-            due = dict(KILLS)
+            crowd = Crowd([host.stage for host in hosts], tasks, at_once=12, batch=4, conversations=4)
+            due: dict[int, str] = dict(zip((4, 10, 16), HARMS[number], strict=True))
             deadline = time.monotonic() + PATIENCE_S
             while not (crowd.step() and staff.whole):
                 staff.step()
@@ -38,7 +40,7 @@ def test_what_many_processes_did_is_told_once_whoever_is_killed() -> None:
                     staff.kill(due.pop(ended))
                 assert time.monotonic() < deadline, f"{crowd.ended} of {PROCESSES} have ended"
                 time.sleep(0.1)
-            judged = verdict.judge(made, tasks, staff.outages)
+            judged = verdict.judge(hosts[0].stage, tasks, staff.outages)
     except NoPostgres as error:
         unavailable(str(error))
     assert not due
