@@ -33,7 +33,7 @@ from shellback.work.queue.items import ItemType, Priority, WorkItem
 from shellback.work.queue.stream import Event
 
 ROOT: Final = Path(__file__).parents[2]
-LANGUAGES: Final = {".py": "python", ".yml": "yaml", ".example": "ini"}
+LANGUAGES: Final = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".example": "ini"}
 _OF_WORKSPACES: Final = "A [workspace](../sandbox.md#settings-of-its-own) may have its own."
 _OUTSIDE: Final = re.compile(r"\]\(\.\./([\w./-]+)\)")
 
@@ -96,9 +96,9 @@ def _page(name: str) -> str:
 def _source(name: str) -> Iterator[str]:
     path = ROOT / name
     yield f"# {name}\n"
-    for one in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for one in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
         if path.is_dir():
-            yield f"\n## {one.name}\n"
+            yield f"\n## {one.relative_to(path)}\n"
         yield f"````{LANGUAGES.get(one.suffix, 'text')}\n{one.read_text(encoding='utf-8')}````"
 
 
