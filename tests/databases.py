@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import psycopg
 import pytest
@@ -189,9 +189,13 @@ def _pgbouncer(program: str, directory: Path, server: PostgresServer) -> subproc
         said = process.stderr.readline()
         if not said:
             pytest.fail("pgbouncer does not start", pytrace=False)
-    reader = threading.Thread(target=process.stderr.read, daemon=True)  # so that it never waits for us
-    reader.start()
+    threading.Thread(target=_emptied, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
     return process
+
+
+def _emptied(pipe: IO[str]) -> None:
+    with pipe:
+        pipe.read()
 
 
 def wait_until_locked_out(database: Database, thread: threading.Thread) -> None:
