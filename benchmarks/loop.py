@@ -188,12 +188,13 @@ class Waiting:
         query = sa.select(sa.func.count()).where(turns.c.outcome.is_(None), turns.c.conversation_id.like("process-%"))
         return self._on.read(_count, query) == 0
 
-    def each(self, between: Callable[[], None]) -> list[float]:
-        """Let them end one after the other; seconds from each end to the start of the turn it wakes."""
+    def each(self, between: Callable[[], None], most: int = BATCH) -> list[float]:
+        """Let so many end one after the other; seconds from each end to the start of the turn it wakes."""
         from shellback.storage import sessions
 
         taken: list[float] = []
-        for name, gate in self._gates.items():
+        for name in list(self._gates)[:most]:
+            gate = self._gates.pop(name)
             between()
             # Anywhere between two looks at the queue.
             time.sleep(random.random() * 0.15)

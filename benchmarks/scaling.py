@@ -1,10 +1,10 @@
-"""Turns per second of 1, 2, 4 and 8 workers on a model that takes its time, on Postgres."""
+"""Workers of one host, and hosts with many processes, on Postgres: what a turn takes as they become more."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, say
-from benchmarks.loop import Stage, stage
+from benchmarks.loop import BATCH, Stage, Waiting, stage
+from benchmarks.rig import ground
 
 WORKERS: Final = (1, 2, 4, 8)
 SLOTS: Final = 4
@@ -23,6 +24,11 @@ ROUNDS: Final = 8
 SETTLE_S: Final = 2.0
 """Backends of Postgres tell their counts once a second (pgstat.c)."""
 PATIENCE_S: Final = 120.0
+HOSTS: Final = (1, 2, 4)
+PROCESSES: Final = 200
+"""Of each host, asleep."""
+EXITS: Final = 20
+"""So many of them end at each number of hosts, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,7 @@ def curve(options: Options) -> Mapping[str, Reading]:
             server = stack.enter_context(serving_postgres(durable=True))
             each = {"TURN_SLOTS": str(SLOTS), "WAKE_SLOTS": "1", "OFFLINE_SECONDS": str(MODEL_S), "WORKER_NAME": "w1"}
             on = stack.enter_context(stage(options, DATABASE_URL=server.url(server.create(TEMPLATE)), **each))
-            points = [_point(on, stack, number, options) for number in WORKERS]
+            points = [_point(_hired(on, stack, number), number, options) for number in WORKERS]
     except NoPostgres as error:
         return absent(FIGURES, str(error))
     first, last = points[0], points[-1]
@@ -61,18 +67,68 @@ def curve(options: Options) -> Mapping[str, Reading]:
     }
 
 
-def _point(on: Stage, stack: ExitStack, number: int, options: Options) -> Point:
-    from shellback.cli.children import WorkerChild
+def hosts(options: Options) -> Mapping[str, Reading]:
+    from tests.databases import TEMPLATE, NoPostgres, serving_postgres
 
-    for one in range(_hired(on), number):
+    processes, exits = (BATCH, 4) if options.quick else (PROCESSES, EXITS)
+    points: list[Point] = []
+    latencies: dict[int, list[float]] = {}
+    try:
+        with ExitStack() as stack:
+            server = stack.enter_context(serving_postgres(durable=True, connections=200))
+            each = {"TURN_SLOTS": str(SLOTS), "OFFLINE_SECONDS": str(MODEL_S)}
+            url = server.url(server.create(TEMPLATE))
+            stages: list[Stage] = []
+            sleeping: list[list[Waiting]] = []
+            for number in HOSTS:
+                while len(stages) < number:
+                    stages.append(Stage(ground(options.directory), DATABASE_URL=url, **each))
+                    stack.callback(stages[-1].close)
+                    first = len(stages) * processes
+                    sleeping.append(
+                        [Waiting(stages[-1], range(at, at + BATCH)) for at in range(first, first + processes, BATCH)]
+                    )
+                    say(f"hosts: {len(stages)} with {processes} processes each")
+                points.append(_point(stages, number, options))
+                ends = [group[0].each(_nothing, exits // number) for group in sleeping]
+                latencies[number] = sorted(1000 * one for group in ends for one in group)
+    except NoPostgres as error:
+        return absent(OF_HOSTS, str(error))
+    first, last = points[0], points[-1]
+    spread = "; ".join(
+        f"{number}: {took[len(took) // 2]:.0f} ms, {took[-1]:.0f} at most" for number, took in latencies.items()
+    )
+    return {
+        "hosts transactions": Reading(measured=last.transactions, baseline=first.transactions),
+        "hosts bytes": Reading(measured=last.wal_bytes / 1024, baseline=first.wal_bytes / 1024),
+        "hosts exit to turn": Reading(measured=latencies[HOSTS[-1]][len(latencies[HOSTS[-1]]) // 2], note=spread),
+    }
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hired(on: Stage, stack: ExitStack, number: int) -> list[Stage]:
+    """A host with so many workers."""
+    from shellback.cli.children import WorkerChild
+    from shellback.work.hosts import roster
+
+    for one in range(len(on.read(roster.there, on.place.host_id)), number):
         worker = WorkerChild(on.place, {**on.environ, "WORKER_NAME": f"w{one + 1}"})
         stack.callback(worker.stop)
         worker.wait_ready()
+    return [on]
+
+
+def _point(stages: Sequence[Stage], number: int, options: Options) -> Point:
+    on = stages[0]
     turns = number * SLOTS * options.samples(ROUNDS)
     time.sleep(SETTLE_S)
     before, cpu = on.read(_counts), _cpu()
     began = time.monotonic()
-    items = [on.send(f"w{number}-{one}", "hello", waiting=False) for one in range(turns)]
+    at = [stages[one % len(stages)] for one in range(turns)]
+    items = [there.send(f"w{number}-{one}", "hello", waiting=False) for one, there in enumerate(at)]
 
     def ended() -> Any:
         rows = on.turns(*items).values()
@@ -84,15 +140,10 @@ def _point(on: Stage, stack: ExitStack, number: int, options: Options) -> Point:
     after = on.read(_counts)
     took = max(row.ended_at for row in rows) - min(row.started_at for row in rows)
     used = turns * MODEL_S / (number * SLOTS * took)
-    say(f"workers: {number} ran {turns / took:.2f} turns per second, {used:.0%} of their slots, {busy:.0%} of the CPU")
+    name = "hosts" if len(stages) > 1 else "workers"
+    say(f"{name}: {number} ran {turns / took:.2f} turns per second, {used:.0%} of their slots, {busy:.0%} of the CPU")
     transactions, wal = ((late - early) / turns for early, late in zip(before, after, strict=True))
     return Point(number, turns / took, used, busy, transactions, wal)
-
-
-def _hired(on: Stage) -> int:
-    from shellback.work.hosts import roster
-
-    return len(on.read(roster.there, on.place.host_id))
 
 
 def _counts(conn: sa.Connection) -> tuple[float, float]:
@@ -128,4 +179,19 @@ FIGURES: Final = (
     Figure(name="workers bytes", says="write-ahead log of a turn, the same", unit="KiB", compare="ratio", limit=1.1),
 )
 
-BENCHES = (Bench(name="workers", run=curve, figures=FIGURES, limit_s=600),)
+OF_HOSTS: Final = (
+    Figure(
+        name="hosts transactions",
+        says=f"transactions of a turn, of 4 hosts with {PROCESSES} processes each / of one, Postgres",
+        unit="",
+        compare="ratio",
+        limit=1.1,
+    ),
+    Figure(name="hosts bytes", says="write-ahead log of a turn, the same", unit="KiB", compare="ratio", limit=1.1),
+    Figure(name="hosts exit to turn", says="process exit to its turn's start, 4 such hosts at rest", limit=100.0),
+)
+
+BENCHES = (
+    Bench(name="workers", run=curve, figures=FIGURES, limit_s=600),
+    Bench(name="hosts", run=hosts, figures=OF_HOSTS, limit_s=900),
+)
