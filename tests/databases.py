@@ -185,10 +185,14 @@ def _pgbouncer(program: str, directory: Path, server: PostgresServer) -> subproc
     )
     assert process.stderr is not None
     said = ""
-    while "process up" not in said:
-        said = process.stderr.readline()
-        if not said:
-            pytest.fail("pgbouncer does not start", pytrace=False)
+    try:
+        while "process up" not in said:
+            said = process.stderr.readline()
+            if not said:
+                pytest.fail("pgbouncer does not start", pytrace=False)
+    except BaseException:
+        process.kill()
+        raise
     threading.Thread(target=_emptied, args=(process.stderr,), daemon=True).start()  # so that it never waits for us
     return process
 

@@ -163,7 +163,9 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
     if built.fallen.is_set():
-        raise Refused("this worker lost its name to another process while it was paused or cut off: start it again")
+        raise Refused(
+            "this worker lost its name or host to another process while it was paused or cut off; see its log"
+        )
 
 
 async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:

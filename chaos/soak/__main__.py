@@ -92,7 +92,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=whole, default=2000, help="how many in all (2000)")
     parser.add_argument("--at-once", type=whole, default=100, help="asked for and not ended, at most (100)")
     parser.add_argument("--batch", type=whole, default=5, help="commands in one message (5)")
-    parser.add_argument("--hosts", type=whole, default=1, help="how many, at most 8 (1)")
+    parser.add_argument("--hosts", type=int, choices=range(1, 9), default=1, help="how many (1)")
     parser.add_argument("--workers", type=whole, default=2, help="of each host (2)")
     parser.add_argument(
         "--pooler", action="store_true", help="pgbouncer between workers and Postgres; it is killed, too"
@@ -148,6 +148,7 @@ class Soak:
         after = self._rest()
         judged = verdict.judge(self.stage, crowd.tasks, self.staff.outages)
         delays = verdict.delays(self.stage)
+        starts = verdict.starts(self.stage)
         callbacks = len(self.stage.callbacks())
         self._prune()
         rows_after = self.stage.read(rows)
@@ -163,6 +164,7 @@ class Soak:
             *figures.of_verdict(judged, options.processes, callbacks),
             *figures.of_run(self.staff, crowd, lasted),
             *figures.of_delays(delays, self.staff.outages),
+            *figures.of_starts(starts, self.staff.outages),
             *figures.of_samples(samples, before, after),
             *figures.of_rows(rows_before, rows_after),
         ]

@@ -90,10 +90,13 @@ class Link:
         writer: asyncio.StreamWriter,
         connect: Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
     ) -> None:
-        if self._fault == "cut":
+        if self._is_cut():
             return
         await self._passing.wait()
         there, back = await connect()
+        if self._is_cut():
+            back.close()
+            return
         pair = {writer, back}
         self._open |= pair
         try:
@@ -105,6 +108,9 @@ class Link:
         finally:
             self._open -= pair
             back.close()
+
+    def _is_cut(self) -> bool:
+        return self._fault == "cut"
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(1 << 16):

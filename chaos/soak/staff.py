@@ -38,6 +38,7 @@ class Outage:
     gone_at: float
     back_at: float | None = None
     wanted: bool = True
+    host_id: str = ""
 
     def covers(self, moment: float) -> bool:
         """Whether something that happened then may take longer: it may still have been on its way."""
@@ -194,7 +195,9 @@ class Staff:
 
             def heal() -> None:
                 worker.process.send_signal(signal.SIGCONT)
-                outage.back_at, post.outage = time.time(), None
+                outage.back_at = time.time()
+                if post.outage is outage:
+                    post.outage = None
 
             self._later(heal)
 
@@ -202,7 +205,7 @@ class Staff:
         host = self._rng.choice(self.hosts)
         name = f"supervisor {host.name}"
         if not self._is_out(name):
-            self._out(name)
+            self._out(name).host_id = host.stage.where.host_id
             host.stage.kill_supervisor()
 
     def _break_a_link(self) -> None:

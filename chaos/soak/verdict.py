@@ -84,7 +84,8 @@ def _judge_end(verdict: Verdict, task: Task, session: Session, wrote: Sequence[s
             verdict.notes.append(f"{task.number}: exit code {end.exit_code}, it wrote {wrote}")
         return
     said = "no end" if end is None else f"{end.state.value} {(end.evidence and end.evidence.value) or end.signal}"
-    kills = (outage.gone_at for outage in outages if outage.victim.startswith("supervisor"))
+    its = [outage for outage in outages if outage.victim.startswith("supervisor")]
+    kills = (outage.gone_at for outage in its if outage.host_id == session.host_id)
     killed = any(-FORK_S < session.created_at - gone_at < FORK_S for gone_at in kills)
     if end is not None and end.evidence is Evidence.NEVER_STARTED and killed and not wrote:
         verdict.never_started += 1
@@ -117,7 +118,7 @@ def _heard(stage: Stage) -> tuple[Counter[str], Counter[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """From the kernel's end of a process to its news, in seconds; `ended_at` is wall-clock."""
+    """From an end to what follows, in seconds; `ended_at` is wall-clock."""
 
     session: str
     ended_at: float
@@ -125,12 +126,31 @@ class Delay:
 
 
 def delays(stage: Stage) -> list[Delay]:
-    """One for each session whose end is told by a callback."""
+    """From the kernel's end of each process to its news."""
 
     def look(conn: sa.Connection) -> list[Delay]:
         query = sa.select(sessions.c.id, sessions.c.ended_at, mailbox.c.created_at).join(
             mailbox, mailbox.c.dedupe_key == "exit:" + sessions.c.id
         )
+        return [Delay(session=row[0], ended_at=row[1], seconds=row[2] - row[1]) for row in conn.execute(query)]
+
+    return stage.read(look)
+
+
+def starts(stage: Stage) -> list[Delay]:
+    """From each item of a conversation that was at rest to its turn; a lost ring shows here."""
+
+    def look(conn: sa.Connection) -> list[Delay]:
+        other = turns.alias()
+        # It waits for nobody: no other turn of the conversation had begun and not ended.
+        busy = sa.exists().where(
+            other.c.conversation_id == turns.c.conversation_id,
+            other.c.id != turns.c.id,
+            other.c.created_at <= turns.c.started_at,
+            sa.or_(other.c.ended_at.is_(None), other.c.ended_at > turns.c.created_at),
+        )
+        its = turns.c
+        query = sa.select(its.id, its.created_at, its.started_at).where(its.started_at.is_not(None), ~busy)
         return [Delay(session=row[0], ended_at=row[1], seconds=row[2] - row[1]) for row in conn.execute(query)]
 
     return stage.read(look)

@@ -26,7 +26,7 @@ def knock(directory: Path, name: str) -> bool:
     """Wake all who listen to this name; never raises, and does not wait. Whether somebody heard it."""
     with contextlib.suppress(OSError), short(directory) as folder:
         heard = [_knocked(f"{folder}/{one}", 0) for one in _listeners(directory, name)]
-        return any(heard)
+        return any(one is not False for one in heard)
     return False
 
 
@@ -40,9 +40,13 @@ def knock_one(directory: Path, name: str, *, behind: str = "", others: int = MOS
         found = sorted(_listeners(directory, name))
         first = bisect.bisect_right(found, behind) if behind else random.randrange(len(found) or 1)  # noqa: S311
         order = found[first:] + found[:first]
+        heard = False
         for left, one in zip(range(min(others, len(order) - 1), -1, -1), order, strict=False):
-            if _knocked(f"{folder}/{one}", left):
+            knocked = _knocked(f"{folder}/{one}", left)
+            if knocked:
                 return True
+            heard |= knocked is None  # it may be paused, so the next one is asked
+        return heard
     return False
 
 
@@ -50,12 +54,13 @@ def _listeners(directory: Path, name: str) -> list[str]:
     return [one for one in os.listdir(directory) if one.startswith(prefix(name))]
 
 
-def _knocked(path: str, others: int) -> bool:
+def _knocked(path: str, others: int) -> bool | None:
+    """Whether somebody hears it; None if earlier rings are unread there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as ours:
         try:
             ours.sendto(bytes([others]), path)
         except BlockingIOError:
-            return True  # earlier rings are unread, and are for this item too
+            return None
         except ConnectionRefusedError:
             # Not that of a worker: the next one of its name may just have bound it.
             if path.endswith(ONCE):

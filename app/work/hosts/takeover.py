@@ -156,9 +156,13 @@ class Takeover:
         _note(conn, taken, executor_id, f"{why}: another worker continues this turn.")
         return why, taken
 
+    async def latest(self) -> str:
+        """The version that gets items without one: by DBOS's rule, the one that started last."""
+        return (await self.client.get_latest_application_version_async())["version_name"]
+
     async def _run_what_waits(self, here: Collection[str]) -> None:
-        """Make items without a version run: DBOS gives them to the version that started last."""
-        latest = (await self.client.get_latest_application_version_async())["version_name"]
+        """Make items without a version run."""
+        latest = await self.latest()
         waits_for, self._waits_for = self._waits_for, "" if latest in here else latest
         if latest in here:
             return

@@ -31,6 +31,8 @@ class Bell:
         """Turns that began since."""
         self._items_wait = False
         """Whether the last poll had too few slots for all items, as far as is known."""
+        self.takes = True
+        """Whether a poll can get new items; those without a version are not for workers of an older one."""
         self._rings = self._polled = self._told = 0
         """Rings of others: all; those before the last poll began; those that others know of, if need be."""
 
@@ -39,9 +41,9 @@ class Bell:
         self._rung.set()
 
     def hear(self) -> bool:
-        """`ring` for somebody else, if a slot is free; else as soon as one is. Whether one is free."""
+        """`ring` for somebody else, if a slot is free; else as soon as one is. Whether it is of use here now."""
         self._rings += 1
-        free = self._running < self._slots
+        free = self.takes and self._running < self._slots
         if free:
             self._rung.set()
         return free

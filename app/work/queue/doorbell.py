@@ -2,7 +2,7 @@
 
 On one host it is a datagram to a socket in the state directory, to one worker at random; a worker whose slots are taken
 sends it on to the next. From another host it is a NOTIFY of Postgres, to all workers of the host. It rings after the
-commit; an item whose ring a crash prevents is found within 5 s.
+commit; an item whose ring is lost, by a crash or at a worker that is paused, is found within 5 s.
 """
 
 from __future__ import annotations

@@ -75,9 +75,17 @@ class Dispatch:
                 log.exception("items of queue %s are not taken; the next try is in %.0f s", name, AGAIN_S)
                 bell.wait(AGAIN_S)
 
+    def take(self, *, new: bool) -> None:
+        """Whether `new` items are for this worker: DBOS gives them to the version that started last."""
+        for bell in self._bells.values():
+            bell.takes = new
+
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""
         await self._doorbell.close()
+        for name in self._bells:
+            # It may have had a ring that it did not answer.
+            self._doorbell.ring_another(name, self._executor_id)
         for bell in self._bells.values():
             bell.stop()
         while self._threads:

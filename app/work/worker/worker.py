@@ -188,19 +188,18 @@ class Worker:
                 await self._count(partial(_unregister, config=self.config))
 
     async def _take_name(self) -> None:
-        """Register. A lease that nobody renews, as after a restart of the machine, is waited for."""
-        held: ExecutorTaken | None = None
+        """Register. Leases that nobody renews, as after a restart of the machine, are waited for."""
+        held: dict[str, float | None] = {}
         while not self._registered:
             self._renewed(_uptime())
             try:
                 await self._count(partial(_register, config=self.config))
                 self._registered = True
             except ExecutorTaken as taken:
-                if held is None:
+                if not held:
                     log.warning("this name or host is held by %s: waiting for the end of its lease", taken.holder)
-                elif taken.renewed_at != held.renewed_at:
+                if held.setdefault(taken.name, taken.renewed_at) != taken.renewed_at:
                     raise
-                held = taken
                 await asyncio.sleep(RENEWAL_LOOK_S)
 
     async def _beat(self) -> None:
@@ -209,10 +208,7 @@ class Worker:
         begun = _uptime()
         try:
             async with asyncio.timeout(self._patience_s(begun)):
-                held, empty = await self.database.write(_heartbeat, self.config)
-                if not held:
-                    # Our row was pruned because the machine slept or its clock leapt, or it is another's.
-                    await self.database.write(_register, self.config)
+                empty = await self._renew(begun)
         except ExecutorTaken as taken:
             self._fall(taken)
             return
@@ -231,6 +227,19 @@ class Worker:
             log.warning("the clock of this machine leapt by %.1f s", leap)
             await self.database.write(note_leap, self.config.host_id, leap)
 
+    async def _renew(self, begun: float) -> bool:
+        """Renew the lease; whether the host drains and is empty."""
+        held, empty, mixed = await self.database.write(_heartbeat, self.config)
+        if not held:
+            # Our row was pruned because the machine slept or its clock leapt, or it is another's.
+            await self.database.write(_register, self.config)
+        elif begun >= self._held_until:
+            # Others took us for gone; a copy of our state directory may have begun meanwhile.
+            await self.database.write(_alone, self.config)
+        if self._dispatch is not None:
+            self._dispatch.take(new=not mixed or await self.takeover.latest() == self.config.version)
+        return empty
+
     def _patience_s(self, now: float) -> float | None:
         """How long a renewal may take. Once the lease has lapsed it waits, so that only one connection does."""
         if self._lapsed or not self._leased:
@@ -247,7 +256,7 @@ class Worker:
         self._lapsed = True
 
     def _fall(self, taken: ExecutorTaken) -> None:
-        why = f"process {taken.pid} on {taken.host} holds it"
+        why = str(taken) if isinstance(taken, HostTaken) else f"process {taken.pid} on {taken.host} holds it"
         log.error("executor id %s is no longer held: this worker stops: %s", self.config.executor_id, why)
         self.fallen.set()
 
@@ -304,8 +313,7 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         ExecutorTaken: The lease of another process runs.
         HostTaken: That of a worker on another machine runs, under another name of this host.
     """
-    # All names of the host: two machines may start at once.
-    rows.lock_name(conn, f"workers of {config.host_id}")
+    _alone(conn, config)
     holder, now = rows.lock_row(conn, workers, config.executor_id), rows.now(conn)
     if (
         conn.dialect.name != "sqlite"
@@ -316,12 +324,6 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
     ):
         host = hosts.one(conn, holder["host_id"]).name
         raise ExecutorTaken(config.executor_id, host, holder["pid"], holder["heartbeat_at"])
-    its = workers.c
-    alive = its.stopped_at.is_(None), its.heartbeat_at > now - roster.LEASE_S
-    others = its.host_id == config.host_id, its.executor_id != config.executor_id
-    elsewhere = ~its.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
-    if (other := conn.execute(sa.select(workers).where(*alive, *others, elsewhere).limit(1)).first()) is not None:
-        raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
     values: dict[str, Any] = {
         "host_id": config.host_id,
         "pid": os.getpid(),
@@ -337,13 +339,31 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
     hosts.heard_of(conn, config.host_id)
 
 
-def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool]:
-    """Whether the executor id is held, and whether its host drains and is empty."""
+def _alone(conn: sa.Connection, config: WorkerConfig) -> None:
+    """Raise HostTaken while a worker of this host is alive on another machine."""
+    # All names of the host: two machines may start at once.
+    rows.lock_name(conn, f"workers of {config.host_id}")
+    elsewhere = ~workers.c.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
+    other = conn.execute(sa.select(workers).where(*_others(conn, config), elsewhere).limit(1)).first()
+    if other is not None:
+        raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
+
+
+def _others(conn: sa.Connection, config: WorkerConfig) -> tuple[sa.ColumnElement[bool], ...]:
+    """Other workers of this host that are alive; a heartbeat far ahead was before the database's clock was set back."""
+    its, now = workers.c, rows.clock(conn)
+    alive = its.heartbeat_at.between(now - roster.LEASE_S, now + roster.LEASE_S)
+    return its.host_id == config.host_id, its.executor_id != config.executor_id, its.stopped_at.is_(None), alive
+
+
+def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool, bool]:
+    """Whether the executor id is held, whether its host drains and is empty, and whether it has other versions."""
     # Our row first, as in `_register`, then the row that all workers of the host share.
     now = {"heartbeat_at": rows.clock(conn), "offer": config.offer().to_json()}
     held = rows.change_some(conn, workers, *_ours(config), **now)
     drains = hosts.heard_of(conn, config.host_id)
-    return bool(held), drains and placing.empty(conn, config.host_id)
+    versions = sa.select(sa.literal(1)).where(*_others(conn, config), workers.c.version != config.version)
+    return bool(held), drains and placing.empty(conn, config.host_id), rows.exists(conn, versions)
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:

@@ -26,7 +26,7 @@ from tests.items import HOST, Talk
 # pyright: reportPrivateUsage=false
 pytestmark = pytest.mark.anyio
 
-FIRST = WorkerConfig(executor_id="w", host_id=HOST, boot_id="b", system_database_url="", token="one")
+FIRST = WorkerConfig(executor_id="w", host_id=HOST, boot_id="b/1", system_database_url="", token="one")
 SECOND = replace(FIRST, token="two")
 
 
@@ -37,9 +37,10 @@ def db(request: pytest.FixtureRequest) -> Iterator[Database]:
     opened.close()
 
 
-def let_the_lease_end(db: Database) -> None:
+def let_the_lease_end(db: Database, of: str = "w") -> None:
     ago = {"heartbeat_at": workers.c.heartbeat_at - roster.LEASE_S - 1}
-    db.write_now(lambda conn: conn.execute(sa.update(workers).values(ago)) and None)
+    change = sa.update(workers).where(workers.c.executor_id == of).values(ago)
+    db.write_now(lambda conn: conn.execute(change) and None)
 
 
 def holder(db: Database) -> tuple[str, bool]:
@@ -83,12 +84,73 @@ def test_one_machine_has_the_id_of_a_host_whatever_its_workers_are_named(db: Dat
     copy = replace(here, executor_id="w3", boot_id="boot%/1", token="three")
     with pytest.raises(HostTaken, match=r"that of process \d+ on \S+, on another machine: give each machine"):
         db.write_now(working._register, copy)
-    assert db.write_now(working._heartbeat, here) == (True, False)
+    assert db.write_now(working._heartbeat, here) == (True, False, False)
     db.write_now(working._register, replace(copy, host_id="another"))
-    let_the_lease_end(db)
+    for name in ("w", "w2"):
+        let_the_lease_end(db, name)
     db.write_now(working._register, copy)
     with pytest.raises(HostTaken):
         db.write_now(working._register, replace(here, executor_id="w2", boot_id="boot/2"))
+
+
+def test_a_worker_that_was_dated_ahead_keeps_no_other_machine_out(db: Database) -> None:
+    db.write_now(working._register, FIRST)
+    ahead = {"heartbeat_at": workers.c.heartbeat_at + 3600.0}
+    db.write_now(lambda conn: conn.execute(sa.update(workers).values(ahead)) and None)
+    db.write_now(working._register, replace(FIRST, executor_id="w2", boot_id="another/1"))
+
+
+async def test_after_a_restart_of_the_machine_the_leases_of_all_its_workers_are_waited_for(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (2, 3):
+        db.write_now(working._register, replace(FIRST, executor_id=f"w{number}", boot_id="before/1"))
+    starting = asyncio.create_task(successor(db, monkeypatch)._take_name())
+    for number in (2, 3):
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+        let_the_lease_end(db, f"w{number}")
+    async with asyncio.timeout(30):
+        await starting
+
+
+async def test_a_worker_that_was_paused_stops_if_a_copy_of_its_host_began_meanwhile(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating = Beating(db, monkeypatch)
+    let_the_lease_end(db)
+    db.write_now(working._register, replace(FIRST, executor_id="w2", boot_id="another/1"))
+    assert not await beating.beats(3600.0)
+    assert "this worker stops: the id of this host is that of process" in caplog.text
+
+
+class Taking:
+    """What a dispatch is told, and a takeover that knows the newest version."""
+
+    def __init__(self, newest: str) -> None:
+        self.newest = newest
+        self.told: list[bool] = []
+
+    async def latest(self) -> str:
+        return self.newest
+
+    def take(self, *, new: bool) -> None:
+        self.told.append(new)
+
+
+@pytest.mark.parametrize("newest", [True, False])
+async def test_a_worker_is_rung_for_new_items_unless_they_are_for_another_version(
+    db: Database, monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating = Beating(db, monkeypatch)
+    taking: Any = Taking(FIRST.version if newest else "another")
+    beating.worker.takeover = beating.worker._dispatch = taking
+    await beating.beats(5.0)
+    db.write_now(working._register, replace(FIRST, executor_id="w2", version="another"))
+    await beating.beats(5.0)
+    assert taking.told == [True, newest]
 
 
 def test_of_two_machines_with_the_id_of_a_host_that_start_at_once_one_is_refused(db: Database) -> None:
@@ -111,7 +173,7 @@ def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) ->
     db.write_now(working._register, FIRST)
     let_the_lease_end(db)
     db.write_now(working._register, SECOND)
-    assert db.write_now(working._heartbeat, FIRST) == (False, False)
+    assert db.write_now(working._heartbeat, FIRST) == (False, False, False)
     with pytest.raises(ExecutorTaken):
         db.write_now(working._register, FIRST)
     db.write_now(working._unregister, FIRST)
@@ -154,7 +216,7 @@ async def test_a_start_is_refused_when_the_holder_of_its_name_renews_the_lease(
     db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = await waiting(db, monkeypatch, caplog)
-    assert db.write_now(working._heartbeat, FIRST) == (True, False)
+    assert db.write_now(working._heartbeat, FIRST) == (True, False, False)
     async with asyncio.timeout(30):
         with pytest.raises(ExecutorTaken):
             await start

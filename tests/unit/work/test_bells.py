@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shellback.storage.db import Database
 from shellback.work.queue.bells import Bell
 from shellback.work.queue.doorbell import Doorbell
+from shellback.work.worker.dispatch import Dispatch
 
 pytestmark = pytest.mark.anyio
 LONG_S = 25.0
@@ -179,6 +183,49 @@ async def test_a_bell_without_a_free_slot_has_no_use_for_a_ring_and_rings_when_a
     assert not waiting.done()
     polls.end()
     assert await waiting is False
+
+
+async def test_a_bell_whose_polls_get_no_new_items_has_no_use_for_a_ring() -> None:
+    polls = Polls(2)
+    polls.bell.takes = False
+    assert polls.bell.hear() is False
+    assert await polls.wait(AT_ONCE_S) is False
+    polls.bell.takes = True
+    assert polls.bell.hear() is True
+
+
+async def test_a_ring_goes_past_a_worker_that_reads_none(
+    sqlite: Database, tmp_path: Path, heard: asyncio.Queue[str]
+) -> None:
+    doorbell = Doorbell(tmp_path, "h", sqlite)
+    await doorbell.listen("w", {"turns.h": _noting(heard, "w")})
+    paused = tmp_path / "bells" / "turns.0"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
+        unread.bind(str(paused))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ours:
+            for _ in range(10_000):
+                with contextlib.suppress(BlockingIOError):
+                    ours.sendto(b"\0", str(paused))
+        for _ in range(20):
+            doorbell.ring("h", "turns.h")
+            async with asyncio.timeout(PATIENCE_S):
+                assert await heard.get() == "w"
+    await doorbell.close()
+
+
+async def test_a_worker_that_stops_has_another_one_rung_for_what_it_did_not_answer(
+    sqlite: Database, tmp_path: Path, heard: asyncio.Queue[str]
+) -> None:
+    stopping, other = Doorbell(tmp_path, "h", sqlite), Doorbell(tmp_path, "h", sqlite)
+    dispatch = Dispatch("w0", stopping, {"turns.h": 1})
+    nobody: Any = SimpleNamespace()
+    dispatch.prepare(nobody)
+    await stopping.listen("w0", {"turns.h": lambda: None})
+    await other.listen("w1", {"turns.h": _noting(heard, "w1")})
+    await dispatch.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await heard.get() == "w1"
+    await other.close()
 
 
 async def test_a_poll_that_others_rang_for_and_that_took_all_slots_rings_another_worker_once() -> None:
