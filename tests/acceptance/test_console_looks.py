@@ -154,7 +154,6 @@ def test_a_person_comes_in_looks_around_and_decides_by_keys_alone(
         page.keyboard.press("n")
         page.keyboard.type("not by keys\n")
         place.until("the denial", lambda: not [one for one in place.requests() if one.conversation_id == "keys"])
-        page.goto(f"{server.base}/console/")
         expect(page.get_by_role("region", name="Decided lately")).to_contain_text(f"denied by {name}")
 
 
