@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import base64
 import bisect
+import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
 from shellback.exec.log.plain_text import SEQUENCES, masked
-from shellback.exec.log.shapes import BEGUN, LONGEST, SHAPES
+from shellback.exec.log.shapes import BEGUN, LEFT, LONGEST, SHAPES
 
 re2: Final[Any] = _re2  # the module has no types
 Mode = Literal["mask", "warn", "off"]
@@ -44,6 +45,8 @@ _MEMORY: Final = 256 << 20
 _B64: Final = rb"[A-Za-z0-9+/_-]"
 # From the begin of a line on: with what may begin anywhere, the automaton has so many states that it is slow.
 _WRAPPED: Final = rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64
+_LINE: Final = 78
+"""A line of base64 with its end has so many bytes at most."""
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
 _RETURNS: Final = re.compile(rb"\r(?=\n)")
@@ -113,7 +116,7 @@ def forms(value: str) -> set[bytes]:
     found = {raw[at : at + VALUE_BYTES] for at in range(0, max(1, len(raw) - VALUE_BYTES), VALUE_BYTES)}
     found.add(raw[-VALUE_BYTES:])
     for piece in tuple(found):
-        found |= {quote(piece, safe="").encode(), json.dumps(piece.decode("utf-8", "replace"))[1:-1].encode()}
+        found |= {form.encode() for form in _written(piece)}
         for shift in range(3):
             # Only whole groups of the value: the characters at its ends depend on what stands beside it.
             groups = base64.b64encode(bytes(shift) + piece)
@@ -121,6 +124,21 @@ def forms(value: str) -> set[bytes]:
             inner = groups[first : len(groups) - (4 - rest if rest else 0)]
             found |= {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
     return {one for one in map(_plain, found) if len(one) >= _SHORTEST_FORM}
+
+
+def _written(piece: bytes) -> Iterator[str]:
+    """How Python, browsers and others write it in addresses, forms and JSON."""
+    for kept in ("", "/", "!'()*"):
+        coded = quote(piece, safe=kept)
+        yield coded
+        yield re.sub("%..", lambda each: each[0].lower(), coded)
+    yield quote_plus(piece)
+    text = piece.decode("utf-8", "ignore")  # a character that the end of a piece cuts is left out
+    for ascii_only in (True, False):
+        inner = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+        yield inner
+        yield inner.replace("/", "\\/")
+        yield re.sub("[<>&]", lambda each: f"\\u{ord(each[0]):04x}", inner)
 
 
 def _compiled(pattern: bytes) -> Any:
@@ -137,6 +155,8 @@ _ANY_SHAPE: Final = b"|".join(b"(?:%s)" % shape.encode() for shape in SHAPES.val
 _REMOVED_LONG: Final = _compiled(_LONG)
 """Whether there are `_LONGS`, which it says faster; for each that it finds it takes much longer."""
 _BEGUN: Final = _compiled(BEGUN.encode())
+_LEFT: Final = _compiled(LEFT.encode())
+_WRAPPED_END: Final = _compiled(rb"(?m:^)(?:" + _B64 + rb"{60,76}\r?\n)+" + _B64 + rb"{0,76}\z")
 
 
 @dataclass(frozen=True)
@@ -144,11 +164,6 @@ class _Scan:
     """What finds the known values and all shapes. `names` has the name of each form of a value."""
 
     names: dict[bytes, str] = field(default_factory=dict[bytes, str])
-
-    @cached_property
-    def lines(self) -> bool:
-        """Whether a value has lines; then it is searched for whatever they end with."""
-        return any(b"\n" in one for one in self.names)
 
     @cached_property
     def longest(self) -> int:
@@ -226,6 +241,8 @@ class _Scan:
                 self._note(hint, data, found)
                 at = start + 1
             else:
+                if until < len(data) and end + _LINE >= until:
+                    end = self._hints.search(data, start).end()
                 # The line after those of base64 may be any text, so the search goes on at its begin.
                 at = end - 1
                 self._in_lines(data, start, at, found)
@@ -257,7 +274,11 @@ class _Scan:
     def _in_lines(self, data: bytes, start: int, end: int, found: list[Span]) -> None:
         """Note what is in lines of base64, and values that go on in the next line."""
         at, until = start, min(len(data), end + _SHORTEST_FORM - 1)
-        while (hint := self._inner.search(data, at, min(until, at + 2 * _WINDOW))) is not None and hint.start() < end:
+        while at < end:
+            hint = self._inner.search(data, at, min(until, at + 2 * _WINDOW))
+            if hint is None or hint.start() >= at + _WINDOW:
+                at += _WINDOW
+                continue
             self._note(hint, data, found)
             at = hint.start() + 1
         last = _LAST.match(data, end)
@@ -271,25 +292,47 @@ class _Scan:
     def _shape(self, text: bytes) -> str | None:
         return next((name for name, shape in _SHAPES.items() if shape.fullmatch(text) is not None), None)
 
-    def begun(self, data: bytes, after: int) -> Span | None:
-        """A value or token of which the end of `data` has the beginning, somewhere behind `after`."""
+    def begun(self, data: bytes, after: int) -> list[Span]:
+        """A value of which the end of `data` has the beginning, also in lines of base64, and a token behind `after`."""
+        found = [self._begun_value(data), self._begun_lines(data)]
+        offset = max(after, len(data) - LONGEST)
+        if (match := _BEGUN.search(data[offset:])) is not None:
+            found.append(Span(offset + match.start(), len(data), "token"))
+        return [one for one in found if one is not None]
+
+    def _begun_lines(self, data: bytes) -> Span | None:
+        start, lines = 0, None
+        # The last two lines first: what they are not need not be searched for in more.
+        for reach in (2 * _LINE, LONGEST):
+            start = max(0, len(data) - reach)
+            lines = _WRAPPED_END.search(data[start:])
+            if lines is None:
+                return None
+        start += lines.start()
+        joined, places = _without(_LINE_ENDS, data[start:])
+        one = self._begun_value(joined)
+        return None if one is None else Span(start + _places(places, one)[0], len(data), one.name)
+
+    def _begun_value(self, data: bytes) -> Span | None:
         heads = self._edges[0]
-        for at in range(max(after, len(data) - self.longest + 1), len(data) - _EDGE + 1):
+        for at in range(max(0, len(data) - self.longest + 1), len(data) - _EDGE + 1):
             for one in heads.get(data[at : at + _EDGE], ()):
                 if one.startswith(data[at:]) and 2 * (len(data) - at) >= len(one):
                     return Span(at, len(data), self.names[one])
-        offset = max(after, len(data) - LONGEST)
-        match = _BEGUN.search(data[offset:])
-        return None if match is None else Span(offset + match.start(), len(data), "token")
-
-    def left(self, data: bytes) -> Span | None:
-        """A value of which the beginning of `data` has the end."""
-        tails = self._edges[1]
-        for end in range(min(len(data), self.longest - 1), _EDGE - 1, -1):
-            for one in tails.get(data[end - _EDGE : end], ()):
-                if one.endswith(data[:end]) and 2 * end >= len(one):
-                    return Span(0, end, self.names[one])
         return None
+
+    def left(self, data: bytes) -> list[Span]:
+        """A value of which the beginning of `data` has the end, and a private key."""
+        tails = self._edges[1]
+        ends = range(min(len(data), self.longest - 1), _EDGE - 1, -1)
+        found = (
+            Span(0, end, self.names[one])
+            for end in ends
+            for one in tails.get(data[end - _EDGE : end], ())
+            if one.endswith(data[:end]) and 2 * end >= len(one)
+        )
+        key = _LEFT.match(data[:LONGEST])
+        return [*itertools.islice(found, 1), *([] if key is None else [Span(0, key.end(), "private-key")])]
 
 
 class Mask:
@@ -398,15 +441,16 @@ class Mask:
     def spans(self, data: bytes, *, torn: bool = False, ends: bool = True) -> list[Span]:
         """The secrets in `data` in their order, none within another."""
         scan = self._scan
-        plain, found = data, None if scan.lines and b"\r" in data else scan.spans(data)
+        # A CR begins a line, for base64 and for values of several lines.
+        plain, found = data, None if scan.names and b"\r" in data else scan.spans(data)
         if found is None:
             plain = _plain(data)
             found = scan.spans(plain, bare=True) or []
         # A value may begin within what was found, and go on behind it.
         end, start = max(((one.end, one.start) for one in found), default=(0, -1))
         last = start + 1 if end < len(plain) else end
-        edges = (scan.left(plain) if torn else None, scan.begun(plain, last) if ends else None)
-        found += [one for one in edges if one is not None]
+        found += scan.left(plain) if torn else []
+        found += scan.begun(plain, last) if ends else []
         if found and len(plain) < len(data):
             for places in reversed(_steps(data)):
                 found = [Span(*_places(places, one), one.name) for one in found]

@@ -40,3 +40,6 @@ BEGUN: Final = (
     rf"|-----BEGIN {_KEY_LINES}[A-Za-z0-9+/=\s\\:,.()-]*(?:-----[A-Z -]*)?)\z"
 )
 """The beginning of a token at the end of what was printed so far."""
+
+LEFT: Final = rf"\A[A-Za-z0-9+/=\s\\:,.()]{{4,}}-----END {_KEY_LINES}"
+"""The end of a private key at the beginning of what is left of an output."""

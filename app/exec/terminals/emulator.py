@@ -47,6 +47,11 @@ _UNFINISHED: Final = re.compile(
 )
 
 
+def cells(text: str) -> int:
+    """How many cells a text takes."""
+    return sum(max(0, wcwidth(character)) for character in text)
+
+
 _Rows = dict[int, StaticDefaultDict[int, Char]]
 
 

@@ -203,20 +203,24 @@ def drawn(emulator: Emulator, data: bytes) -> bool:
 
 def _hidden(rows: list[str], cols: int, mask: Mask) -> tuple[str, ...]:
     """The rows without secrets; a secret may go on in the next row, where its first one is full."""
+    from shellback.exec.terminals.emulator import cells
+
     shown = list(rows)
     first = 0
     for at in range(len(rows)):
-        if len(rows[at]) >= cols and at + 1 < len(rows):
+        # A wide character that does not fit leaves the last cell empty.
+        if cells(rows[at]) >= cols - 1 and at + 1 < len(rows):
             continue
         whole = "".join(rows[first : at + 1])
         if mask.mode == "mask" and (text := mask.hide_text(whole)) != whole:
             shown[first : at + 1] = [text, *[""] * (at - first)]
         first = at + 1
     if mask.mode == "mask":
-        # What has lines of its own: private keys, and values in lines of base64.
-        data, begins = "\n".join(shown).encode("utf-8", "replace"), [0]
+        # What has lines of its own: private keys, and values in lines of base64. The first row may go on from one that
+        # has scrolled away, and the last one may not be all.
+        data, begins = "\n".join(shown).rstrip().encode("utf-8", "replace"), [0]
         begins += [place + 1 for place, byte in enumerate(data) if byte == 0x0A]
-        for one in mask.spans(data, ends=False):
+        for one in mask.spans(data, torn=True):
             rows_of = range(bisect.bisect_right(begins, one.start) - 1, bisect.bisect_left(begins, one.end))
             if len(rows_of) > 1:
                 shown[rows_of[0] : rows_of[-1] + 1] = [f"[secret {one.name}]", *[""] * (len(rows_of) - 1)]

@@ -299,6 +299,7 @@ class LineScan:
         self._regex, self._mask = regex, mask
         self._path, self._holes = paths
         self._old = offset
+        self._raw = b""
         self._before: Callable[[], bytes] = bytes
         """Reads what stands before the block: a secret may begin there."""
         self._told = False
@@ -355,7 +356,7 @@ class LineScan:
         cut = hole is not None and hole.start < position + len(raw)
         if hole is not None and cut:
             raw = raw[: hole.start - position]
-        text = raw.replace(b"\r", b"\n")
+        text, self._raw = raw.replace(b"\r", b"\n"), raw
         before = max(0, position - self._mask.reach)
         self._before = partial(os.pread, fd, position - before, before)
         end = text.rfind(b"\n") + 1
@@ -403,22 +404,24 @@ class LineScan:
             stop = plain.find(b"\n", match.end(), end)
             stop = end if stop < 0 else stop
             if plain is text:
-                self._note(plain, start, stop, (at + start, at + stop))
+                self._note((at + start, at + stop))
             else:
-                self._note(plain, start, stop, _line_in(text, plain.count(b"\n", 0, start), at))
+                self._note(_line_in(text, plain.count(b"\n", 0, start), at))
             position = stop + 1
 
-    def _note(self, plain: bytes, first: int, last: int, place: tuple[int, int]) -> None:
-        """Note a line: where it is in `plain`, and in the log."""
+    def _note(self, place: tuple[int, int]) -> None:
+        """Note a line that is at these offsets of the log."""
         found = self.found
         if not found.count:
             found.start = place[0]
         found.count += 1
         found.end = place[1]
         if len(found.lines) < LINES:
+            # In the log's bytes: they have the ends of lines that a value may go over.
+            first, last = place[0] - self.position, place[1] - self.position
             around = max(0, first - self._mask.reach)
             before = b"" if around else self._before()
-            data = before + plain[around : last + self._mask.reach]
+            data = before + self._raw[around : last + self._mask.reach]
             around -= len(before)
             text = decoded(self._mask.hide(data, first - around, last - around).data)
             found.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")

@@ -415,6 +415,75 @@ def test_values_that_have_changed_are_known_after_a_refresh(monkeypatch: pytest.
     assert mask.hide(values[1][1].encode()).data == b"[secret B]"
 
 
+def test_a_value_is_hidden_as_addresses_forms_and_json_of_other_programs_have_it() -> None:
+    value = "aB3/dE5+fG7=hI9!kL(2)<>&"
+    for shown in (
+        quote(value),
+        quote(value, safe="!'()*"),
+        quote(value, safe="").replace("%2F", "%2f").replace("%3D", "%3d").replace("%2B", "%2b").replace("%3C", "%3c")
+        .replace("%3E", "%3e"),
+        json.dumps(value).replace("/", "\\/"),
+        json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+    ):  # fmt: skip
+        assert mask_of(value).hide(shown.encode()).found == 1, shown
+    assert mask_of("two words-12Xy").hide(b"q=two+words-12Xy").found == 1
+    assert (
+        mask_of('pa"ss-w\u00f6rd-12Xy').hide(json.dumps('pa"ss-w\u00f6rd-12Xy', ensure_ascii=False).encode()).found == 1
+    )
+    long = "x1Y" * 341 + "\u00e9" + "q7Z" * 700
+    assert len(mask_of(long).hide(json.dumps(long).encode()).data) < 40
+
+
+@pytest.mark.parametrize("before", [b"", b"x Zq8Kx1VvWw2Yj\n"])
+def test_a_value_that_goes_over_lines_of_base64_is_hidden_wherever_it_is_in_many_of_them(before: bytes) -> None:
+    rng = random.Random(1)
+    value = "".join(rng.choices("abcdefghijkLMNOPQ0123456789", k=300))
+    mask = mask_of(value, "Zq8Kx1VvWw2Yj")
+    for at in range(23_900, 24_500, 20):
+        raw = bytearray(rng.randbytes(60_000))
+        raw[at : at + 300] = value.encode()
+        assert mask.hide(before + base64.encodebytes(bytes(raw)), ends=False).found == 1 + bool(before), at
+
+
+def test_what_is_among_many_lines_of_words_is_hidden() -> None:
+    rng = random.Random(2)
+    lines = b"".join(rng.randbytes(32).hex().encode() + b"\n" for _ in range(600))
+    token = b"0" * 19 + b"-ghp_" + b"aB3d" * 9 + b"-aa\n"
+    assert mask_of(word()).hide(lines + token + lines).found == 1
+    several = "\n".join(rng.randbytes(32).hex() for _ in range(3))
+    assert mask_of(several).hide(lines + several.encode() + b"\n" + lines).found == 1
+
+
+def test_a_value_that_output_ends_with_is_hidden_also_where_another_begins_it_or_is_within_it() -> None:
+    longer = mask_of("kX93mPz7w2", "kX93mPz7w2-QQ81ttRRz")
+    assert b"QQ81" not in longer.hide(b"t=kX93mPz7w2-QQ81ttRR").data
+    around = mask_of("hgf7edQa-kX93mPz7w2-ABCDqFGH", "kX93mPz7w2")
+    assert around.hide(b"o hgf7edQa-kX93mPz7w2-ABCDqFG").data.startswith(b"o [secret ")
+    beside = mask_of("kX93mPz7w2").hide(b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abckX93mP").data
+    assert beside == b"[secret token]"
+
+
+def test_a_value_that_output_ends_with_in_lines_of_base64_is_hidden() -> None:
+    value = "Ca5Xxv9mLcr6hyiSJu243bDjKPHilSx88k1lw4lTVW5UQICFwgcB4t58zs0k"
+    coded = base64.encodebytes(value.encode())
+    assert mask_of(value).hide(b"A" * 200 + b"\nabc").found == 0, "the first line is none of base64"
+    for end in range(50, len(coded)):
+        assert mask_of(value).hide(b"a line\n" + coded[:end]).data == b"a line\n[secret V0]", end
+
+
+@pytest.mark.parametrize("before", [b"50%\r", b"a\r\n", b"\r"])
+def test_lines_of_base64_begin_behind_a_return(before: bytes) -> None:
+    value = word()
+    assert mask_of(value).hide(before + base64.encodebytes(b"abc" * 15 + value.encode() + b"abc" * 20)).found == 1
+
+
+def test_the_end_of_a_private_key_is_hidden_where_its_begin_was_dropped() -> None:
+    body = base64.encodebytes(bytes(range(200)))
+    text = body + b"-----END OPENSSH PRIVATE KEY-----\n$ "
+    assert Mask("mask").hide(text, torn=True).data == b"[secret private-key]\n$ "
+    assert Mask("mask").hide(text).data == text
+
+
 def test_many_values_and_hostile_output_take_linear_time() -> None:
     mask = mask_of(*(word() for _ in range(500)))
     assert mask.known == 500

@@ -6,6 +6,7 @@ import base64
 import secrets
 
 from shellback.exec.log.mask import Mask
+from shellback.exec.terminals.emulator import Emulator
 from shellback.exec.terminals.screen import _hidden  # pyright: ignore[reportPrivateUsage]
 
 
@@ -27,3 +28,26 @@ def test_a_value_in_lines_of_base64_is_hidden() -> None:
     rows = ["ü", *base64.encodebytes(f"{'x' * 30}{value}{'y' * 90}".encode()).decode().split(), "end"]
     shown = _hidden(rows, 120, mask)
     assert shown == ("ü", "[secret V]", "", *rows[3:])
+
+
+def test_a_private_key_is_hidden_whose_begin_has_scrolled_away_or_whose_end_is_not_there_yet() -> None:
+    body = base64.encodebytes(secrets.token_bytes(1700)).decode().split()
+    mark = "OPENSSH PRIVATE KEY-----"
+    shown = _hidden([*body, f"-----END {mark}", "$ "], 80, Mask("mask"))
+    assert not set(body) & set(shown)
+    assert shown[-1] == "$ "
+    shown = _hidden(["$ cat key", f"-----BEGIN {mark}", *body, "", ""], 80, Mask("mask"))
+    assert not set(body) & set(shown)
+    assert shown[0] == "$ cat key"
+    assert len(shown) == len(body) + 4
+
+
+def test_a_value_that_goes_into_the_next_row_is_hidden_where_characters_are_wide() -> None:
+    value = secrets.token_hex(20)
+    mask = Mask("mask", lambda: [("V", value)])
+    mask.refresh()
+    for before in ("\u65e5\u672c\u8a9e" + "x" * 54, "x" * 59, "x" * 58 + "\u65e5"):
+        emulator = Emulator(24, 80)
+        emulator.feed((before + value).encode())
+        shown = _hidden(emulator.lines_of_text(), 80, mask)
+        assert shown[0] == f"{before}[secret V]", before

@@ -6,6 +6,8 @@ import base64
 import secrets
 from pathlib import Path
 
+import pytest
+
 from shellback.exec.log.mask import Mask
 from shellback.exec.watching.conditions import LineScan, compiled
 
@@ -21,3 +23,18 @@ def test_lines_of_a_key_that_began_in_an_earlier_block_are_hidden(tmp_path: Path
     scan.look(log.stat().st_size)
     assert scan.found.count >= 10
     assert set(scan.found.lines) == {"[secret private-key]"}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_hit_shows_no_line_of_a_value_of_several_lines(tmp_path: Path, end: str) -> None:
+    value = "Xb03rEMU64yTY6BzUZKC97i4\nqq81Zmna7YtPLw0\nKx77twoPP0vBn"
+    mask = Mask("mask", lambda: [("V", value)])
+    mask.refresh()
+    data = f"go{end}{value.replace(chr(10), end)}{end}".encode()
+    log = tmp_path / "log"
+    log.write_bytes(data)
+    for colour in ("", "\x1b[1m"):
+        log.write_bytes(colour.encode() + data)
+        scan = LineScan(compiled("Xb03"), (str(log), str(tmp_path / "holes")), 0, mask)
+        scan.look(len(colour) + len(data), last=True)
+        assert scan.take().lines == ["[secret V]"], (end, colour)
