@@ -21,6 +21,13 @@ from tests.databases import unless
 
 _UP_S = 60.0
 _END_S = 60.0
+# It ends the engine and tidies up when our end of the pipe closes, however this process ends. An engine that ends by
+# itself leaves its log.
+_KEEPER = """place=$1; shift; exec 3<&0
+"$@" <&- 3<&- >"$place/log" 2>&1 & engine=$!
+(read -r _ <&3; kill $engine) & reader=$!
+wait $engine
+kill $reader 2>/dev/null || rm -rf "$place\""""
 
 
 @functools.cache
@@ -30,25 +37,21 @@ def host() -> str:
     address = f"unix://{place}/sock"
     where = ("--data-root", f"{place}/data", "--exec-root", f"{place}/run", "--pidfile", f"{place}/pid")
     plain = ("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none")
-    with (place / "log").open("w") as log:
-        engine = subprocess.Popen(
-            [found("dockerd") or "dockerd", "--host", address, *where, *plain],
-            stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-    atexit.register(_end, engine, place)
+    words = [found("dockerd") or "dockerd", "--host", address, *where, *plain]
+    engine = subprocess.Popen(
+        ["/bin/sh", "-c", _KEEPER, "sh", place, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    atexit.register(engine.communicate, timeout=_END_S)
     until = time.monotonic() + _UP_S
     asked = [found("docker") or "docker", "--host", address, "version"]
     while subprocess.run(asked, capture_output=True, check=False).returncode:
         if engine.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"dockerd does not come up: {(place / 'log').read_text()[-1000:]}")
+            said = (place / "log").read_text()[-1000:]
+            shutil.rmtree(place, ignore_errors=True)
+            raise RuntimeError(f"dockerd does not come up: {said}")
         time.sleep(0.1)
     return address
-
-
-def _end(engine: subprocess.Popen[bytes], place: Path) -> None:
-    engine.terminate()
-    engine.wait(_END_S)
-    shutil.rmtree(place, ignore_errors=True)
 
 
 @functools.cache
