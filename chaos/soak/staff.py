@@ -112,7 +112,6 @@ class Staff:
         self.hosts = list(hosts)
         self.posts = [post for host in hosts for post in host.posts]
         self.outages: list[Outage] = []
-        self.refused = 0
         self._server = server
         self._pooler = pooler
         self._rng = rng
@@ -253,7 +252,7 @@ class Staff:
             try:
                 post.worker = post.coming.result()
             except Refused:
-                self.refused += 1
+                pass  # the next step tries again
             else:
                 assert post.outage is not None
                 post.outage.back_at, post.outage = time.time(), None

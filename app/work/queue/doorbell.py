@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.threads import cancelled
 from shellback.exec.wire import layout
-from shellback.exec.wire.bells import MOST, knock, knock_one, prefix
+from shellback.exec.wire.bells import knock, knock_one, prefix
 from shellback.exec.wire.descriptors import short
 from shellback.storage.db import CONNECTING, Database
 from shellback.storage.url import normalised, shown
@@ -148,7 +148,7 @@ class Doorbell:
 
     def ring_another(self, queue: str, executor_id: str) -> None:
         """Tell another worker of this host than this one; each whose slots are taken tells the next, until all know."""
-        knock_one(self._directory, queue, behind=_socket(queue, executor_id), others=MOST)
+        knock_one(self._directory, queue, behind=_socket(queue, executor_id))
 
     async def read(self, reader: str, ring: Ring, name: str = EVENTS) -> None:
         """Call `ring` whenever a process of this host rings `name`, until `close`; by default, if it added events."""
