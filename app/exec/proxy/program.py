@@ -240,9 +240,7 @@ class Proxy:
         # They load cryptography, which takes more memory than all the rest.
         from shellback.exec.proxy.authority import Authority
         from shellback.exec.proxy.injecting import Injector, Lent
-        from shellback.exec.wire import linux
 
-        linux.kept_heap()
         return None if self._home is None else Injector(Authority(Path(self._home, layout.AUTHORITY)), Lent())
 
 

@@ -21,9 +21,6 @@ _CAPABILITIES_3: Final = 0x20080522
 _SECCOMP_MODE_FILTER: Final = 2
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _M_ARENA_MAX: Final = -8
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_KEPT: Final = 4 << 20
 _FALLOC_KEEP_SIZE: Final = 1
 _FALLOC_PUNCH_HOLE: Final = 2
 _CLONE_FS: Final = 0x200
@@ -88,17 +85,6 @@ def one_heap() -> None:
     """
     with contextlib.suppress(AttributeError):
         libc.mallopt(_M_ARENA_MAX, 1)
-
-
-def kept_heap() -> None:
-    """Keep up to 4 MiB of what is freed, for pieces of some 100 KiB that come and go all the time.
-
-    The C library gives each back to the kernel otherwise, and the next one pays for its pages again, see mallopt(3).
-    Nothing happens where the C library has no such choice.
-    """
-    with contextlib.suppress(AttributeError):
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
-        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT // 2)
 
 
 def filter_calls(program: bytes) -> None:
