@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 
 from shellback.exec.proxy.sides import BUFFER, Side
 
-_AT_ONCE: Final = 1 << 18
-"""Bytes that are read at a time: with 64 KiB, a download takes 40 % more of a processor."""
+_AT_ONCE: Final = 1 << 19
+"""Bytes that are read at a time: with 64 KiB, a download takes 70 % more of a processor, with 256 KiB 15 %."""
 _T = TypeVar("_T")
 
 
