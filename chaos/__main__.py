@@ -28,7 +28,7 @@ from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
 from tests import images, sandboxes
-from tests.databases import NoPostgres
+from tests.databases import NoPostgres, pgbouncer
 from tests.nursery import NoNursery, probe_machines
 
 RESULTS: Final = Path(__file__).parent / "results" / "latest.json"
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
-        description="Kill worker, supervisor, keeper, proxy, database and the whole machine with kill -9 at every "
-        "named point of the loop, and count what was lost or done twice: from outside, in the command's own file, in "
-        "the queue's table and in the answers.",
+        description="Kill worker, supervisor, keeper, proxy, database, pgbouncer, machine with kill -9, or cut "
+        "the link to Postgres, at every named point of the loop, and count what was lost or done twice: from "
+        "outside, in the command's own file, in the queue's table and in the answers.",
     )
     parser.add_argument("--quick", action="store_true", help="a part of the cells, once each")
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name has this in it")
@@ -97,7 +97,7 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     rows = [
         Row(cell, database)
         for database in ([options.database] if options.database else REPEATS)
-        for cell in (quick_cells(database) if options.quick else cells())
+        for cell in (quick_cells if options.quick else cells)(database)
     ]
     rows += [
         Row(cell, database)
@@ -120,6 +120,9 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     if any(row.cell.backend == "podman" for row in rows) and (why := images.refusal()):
         left_out.append(f"the cells in podman ({why})")
         rows = [row for row in rows if row.cell.backend != "podman"]
+    if any(row.cell.victims == ("pgbouncer",) for row in rows) and pgbouncer() is None:
+        left_out.append("the cells of pgbouncer (it is not installed)")
+        rows = [row for row in rows if row.cell.victims != ("pgbouncer",)]
     if any(row.cell.victims == ("machine",) for row in rows):
         try:
             probe_machines()

@@ -44,7 +44,10 @@ from typing import Final, Literal
 
 from tests.supervisors import crash_points
 
-Victim = Literal["worker", "server", "supervisor", "keeper", "proxy", "database", "machine", "container", "podman"]
+Victim = Literal[
+    "worker", "server", "supervisor", "keeper", "proxy", "database", "pgbouncer", "link", "machine", "container",
+    "podman",
+]  # fmt: skip
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
@@ -237,6 +240,10 @@ VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
     ("database",),
     ("machine",),
 )
+ON_THE_WAY: Final[tuple[tuple[Victim, ...], ...]] = (("pgbouncer",), ("link",))
+"""What may be between a worker and Postgres."""
+AWAY: Final = (("database",), *ON_THE_WAY)
+"""Whose end takes the database away."""
 
 
 _SANDBOXED: Final = (
@@ -245,9 +252,13 @@ _SANDBOXED: Final = (
 )  # fmt: skip
 
 
-def cells() -> list[Cell]:
+def cells(database: str) -> list[Cell]:
     """All of them."""
-    return [Cell(victims, point) for victims in VICTIMS for point in POINTS]
+    return [Cell(victims, point) for victims in _victims(database) for point in POINTS]
+
+
+def _victims(database: str) -> tuple[tuple[Victim, ...], ...]:
+    return VICTIMS if database == "sqlite" else (*VICTIMS, *ON_THE_WAY)
 
 
 def sandboxed_cells() -> list[Cell]:
@@ -342,7 +353,7 @@ def quick_cells(database: str) -> list[Cell]:
     own = [Cell((Cell((), point).here,), point) for point in POINTS]
     rest = [
         Cell(victims, point)
-        for number, victims in enumerate(VICTIMS[1:])
+        for number, victims in enumerate(_victims(database)[1:])
         for point in POINTS[number % 3 :: 3 if database == "sqlite" else 7]
     ]
     return list(dict.fromkeys([*own, *rest, *(_ALSO if database == "sqlite" else ())]))

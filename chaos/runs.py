@@ -10,14 +10,17 @@ import threading
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import pytest
 
+from chaos.cells import ON_THE_WAY
 from chaos.clients import live_as_client
 from chaos.connections import ENVIRON, live_connected
+from chaos.outages import Outage, crash, linked, pooled
 from chaos.report import Row
 from chaos.story import Count, facts_of, live_through
 from shellback.storage import schema
@@ -87,7 +90,7 @@ class Runs:
             environ |= ENVIRON
         if row.cell.backend == "podman":
             environ["PODMAN_IMAGE"] = str(images.test_rootfs())
-        with self._database(row) as (url, server), stage(url, **environ) as made, emptied(made):
+        with self._database(row) as (url, outage), stage(url, **environ) as made, emptied(made):
             made.left = self._left
             try:
                 if row.cell.is_connected:
@@ -95,7 +98,7 @@ class Runs:
                 elif "server" in row.cell.victims:
                     count = live_as_client(made, row.cell)
                 else:
-                    count = live_through(made, row.cell, server, executed=executed)
+                    count = live_through(made, row.cell, outage, executed=executed)
             except (Exception, pytest.fail.Exception):  # noqa: BLE001 - a run that broke is not clean, and is kept
                 count = _broken()
                 (made.root / "traceback.txt").write_text(traceback.format_exc())
@@ -119,7 +122,7 @@ class Runs:
             return self._kept / root.name
 
     @contextlib.contextmanager
-    def _database(self, row: Row) -> Generator[tuple[str, PostgresServer | None]]:
+    def _database(self, row: Row) -> Generator[tuple[str, Outage | None]]:
         if row.database == "sqlite":
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
                 path = shutil.copyfile(self._template, Path(folder) / "shellback.db")
@@ -131,7 +134,11 @@ class Runs:
         assert server is not None
         name = server.create(TEMPLATE)
         try:
-            yield server.url(name), server if alone else None
+            if row.cell.victims in ON_THE_WAY:
+                with (pooled if row.cell.victims == ("pgbouncer",) else linked)(server, name) as made:
+                    yield made
+            else:
+                yield server.url(name), partial(crash, server) if alone else None
         finally:
             server.drop(name)
             if alone:

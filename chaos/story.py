@@ -14,13 +14,13 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from chaos.cells import CODE, KILLED, TRUE, Cell
-from chaos.strike import Crash, Hold, InContainer, Kill, PowerCut, Strike
+from chaos.cells import AWAY, CODE, KILLED, TRUE, Cell
+from chaos.outages import Outage
+from chaos.strike import Cut, Hold, InContainer, Kill, PowerCut, Strike
 from shellback.exec.core.model import SessionState
 from shellback.storage import watches
 from shellback.storage.errors import DatabaseUnreachable
 from shellback.work.errors import ApprovalSettled
-from tests.databases import PostgresServer
 from tests.stage import Stage
 
 PATIENCE_S = 180.0
@@ -46,13 +46,13 @@ class Count:
         return not (self.lost or self.doubled or self.double_starts or self.wrong_status or self.unreached)
 
 
-def live_through(made: Stage, cell: Cell, server: PostgresServer | None = None, *, executed: bool = False) -> Count:
+def live_through(made: Stage, cell: Cell, outage: Outage | None = None, *, executed: bool = False) -> Count:
     """Run the story once on this stage, kill as the cell says, and count.
 
-    `server` is the Postgres that a cell of the database may kill. `executed`: the first worker is started from scratch.
+    `outage` is what takes Postgres away, in a cell that says so. `executed`: the first worker is started from scratch.
     """
     made.patience_s = PATIENCE_S
-    story = _Story(made, cell, _strike(made, cell, server), executed=executed)
+    story = _Story(made, cell, _strike(made, cell, outage), executed=executed)
     try:
         story.run()
     except AssertionError as error:
@@ -60,13 +60,13 @@ def live_through(made: Stage, cell: Cell, server: PostgresServer | None = None, 
     return story.counted()
 
 
-def _strike(made: Stage, cell: Cell, server: PostgresServer | None) -> Strike:
+def _strike(made: Stage, cell: Cell, outage: Outage | None) -> Strike:
     if cell.backend == "podman":
         return InContainer(made, cell)
     if cell.victims == ("machine",):
         return PowerCut(made, cell)
-    if cell.victims == ("database",):
-        return Crash(made, cell, server) if server is not None else Hold(made, cell)
+    if cell.victims in AWAY:
+        return Cut(made, cell, outage) if outage is not None else Hold(made, cell)
     return Kill(made, cell)
 
 
@@ -79,7 +79,7 @@ class _Story:
         self._called = False
         # While its database is away a person's command says so, and is given again.
         self._bearable: tuple[type[Exception], ...] = (ApprovalSettled,)
-        if cell.victims == ("database",):
+        if cell.victims in AWAY:
             self._bearable = (ApprovalSettled, DatabaseUnreachable, DBAPIError)
 
     def run(self) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from chaos.cells import MAKING, Cell, Moment
+from chaos.outages import Outage
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.log.placements import Placements
 from shellback.exec.supervisor.process import procfs
-from tests.databases import PostgresServer
 from tests.podmans import podman
 from tests.stage import Stage
 from tests.supervisors import kill, state_of
@@ -102,19 +102,18 @@ class Pause(Kill):
         raise NotImplementedError
 
 
-class Crash(Pause):
-    """Postgres dies with `kill -9`, all its processes, and comes up again on what it had written."""
+class Cut(Pause):
+    """Postgres is away for a moment."""
 
-    def __init__(self, made: Stage, cell: Cell, server: PostgresServer) -> None:
+    def __init__(self, made: Stage, cell: Cell, outage: Outage) -> None:
         super().__init__(made, cell)
-        self.server = server
+        self.outage = outage
 
     def act(self, pidfd: int) -> None:
-        """Kill, let go on without a database, start."""
-        self.server.kill()
-        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-        time.sleep(DATABASE_AWAY_S)
-        self.server.start()
+        """Let go on without a database."""
+        with self.outage():
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            time.sleep(DATABASE_AWAY_S)
 
 
 class Hold(Pause):

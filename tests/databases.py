@@ -130,17 +130,26 @@ class Pooler:
     process: subprocess.Popen[str]
     start: Callable[[], subprocess.Popen[str]]
 
-    def restart(self) -> None:
-        """Kill it, and run it again at its address; returns when it serves."""
+    def kill(self) -> None:
+        """Kill it; `restart` runs it again."""
         self.process.kill()
         self.process.wait()
+
+    def restart(self) -> None:
+        """Kill it, and run it again at its address; returns when it serves."""
+        self.kill()
         self.process = self.start()
+
+
+def pgbouncer() -> str | None:
+    """The program, if it is installed."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
 
 @contextmanager
 def pooling(server: PostgresServer, address: Path | None = None) -> Generator[Pooler]:
     """A pgbouncer that pools transactions on five connections to a database of `server`, or of what is at `address`."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    program = pgbouncer()
     if program is None:
         unavailable("pgbouncer is not installed")
     directory = Path(tempfile.mkdtemp(prefix="sbpb", dir="/tmp"))
@@ -167,8 +176,7 @@ server_login_retry = 1
         try:
             yield pooler
         finally:
-            pooler.process.kill()  # a test may have stopped it
-            pooler.process.wait()
+            pooler.kill()  # a test may have stopped it
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -50,7 +50,14 @@ def _run(options: argparse.Namespace) -> int:
             serving_postgres(durable=True, connections=40 * options.hosts + 60) as server,
             pooling(server) if options.pooler else nullcontext() as pooler,
             town(server, server.create(TEMPLATE), options.hosts, options.workers, pooler, **ENVIRON) as hosts,
-            Staff(hosts, server, random.Random(options.seed), every=tuple(options.every), pooler=pooler) as staff,
+            Staff(
+                hosts,
+                server,
+                random.Random(options.seed),
+                every=tuple(options.every),
+                pooler=pooler,
+                upgrades=options.upgrades,
+            ) as staff,
         ):
             run = Soak(hosts[0].stage, staff, options)
             found = run.run()
@@ -67,6 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         "hosts": options.hosts,
         "workers": options.workers,
         "pooler": options.pooler,
+        "upgrades": options.upgrades,
         "processes": options.processes,
         "at_once": options.at_once,
         "platform": platform.platform(),
@@ -96,6 +104,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=whole, default=2, help="of each host (2)")
     parser.add_argument(
         "--pooler", action="store_true", help="pgbouncer between workers and Postgres; it is killed, too"
+    )
+    parser.add_argument(
+        "--upgrades", action="store_true", help="workers end one after another, and come back as another version"
     )
     parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
     parser.add_argument("--sleep", type=seconds, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")

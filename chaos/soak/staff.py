@@ -1,6 +1,6 @@
 """Hosts with their workers and supervisors, their links, a pooler and Postgres: harmed at random, then made whole.
 
-Workers are started again as a service manager would.
+Workers are started again as a service manager would, perhaps as the next version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from chaos.soak.links import FAULTS, Link
+from chaos.links import FAULTS, Link
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.exec.core.errors import ExecError
@@ -54,10 +54,13 @@ class Post:
     worker: WorkerChild | None = None
     coming: Future[WorkerChild] | None = None
     outage: Outage | None = None
+    release: int = 0
+    """Of the worker; the first one is this version of the program."""
 
     def hire(self) -> WorkerChild:
         """A worker that serves."""
-        return self.host.stage.hire(WORKER_NAME=self.name)
+        version = f"release {self.release}" if self.release else None
+        return self.host.stage.hire(version, WORKER_NAME=self.name)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +111,7 @@ class Staff:
         *,
         every: tuple[float, float] = (5.0, 40.0),
         pooler: Pooler | None = None,
+        upgrades: bool = False,
     ) -> None:
         self.hosts = list(hosts)
         self.posts = [post for host in hosts for post in host.posts]
@@ -129,6 +133,8 @@ class Staff:
             harms |= {"link": self._break_a_link, "pause": self._pause_a_worker}
         if pooler is not None:
             harms["pooler"] = self._kill_the_pooler
+        if upgrades:
+            harms["upgrade"] = self._upgrade_a_worker
         self.harms: dict[str, Callable[[], None]] = harms
 
     def __enter__(self) -> Self:
@@ -184,6 +190,14 @@ class Staff:
         if post.outage is None and post.worker is not None and post.worker.process.poll() is None:
             post.outage = self._out(f"worker {post.name}")
             post.worker.process.kill()
+
+    def _upgrade_a_worker(self) -> None:
+        """One after another, host by host; then comes the next release."""
+        post = min(self.posts, key=lambda one: one.release)
+        if post.outage is None and post.worker is not None and post.worker.process.poll() is None:
+            post.release += 1
+            post.outage = self._out(f"upgrade {post.name}")
+            post.worker.process.terminate()
 
     def _pause_a_worker(self) -> None:
         post = self._rng.choice(self.posts)

@@ -15,24 +15,28 @@ from tests.databases import TEMPLATE, NoPostgres, pooling, serving_postgres, una
 
 PROCESSES = 24
 PATIENCE_S = 200.0
-HARMS = {1: ("worker", "supervisor", "postgres"), 2: ("link", "pause", "pooler")}
-"""Who is harmed, by the number of hosts; one after another as processes end."""
+HARMS = [
+    (1, ("worker", "supervisor", "postgres")),
+    (2, ("link", "pause", "pooler")),
+    (2, ("upgrade", "upgrade", "upgrade", "upgrade")),
+]
+"""The number of hosts, and who is harmed, one after another as processes end."""
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
-@pytest.mark.parametrize("number", HARMS)
-def test_what_many_processes_did_is_told_once_whoever_is_harmed(number: int) -> None:
+@pytest.mark.parametrize(("number", "harms"), HARMS, ids=lambda part: part if isinstance(part, int) else "-".join(part))
+def test_what_many_processes_did_is_told_once_whoever_is_harmed(number: int, harms: tuple[str, ...]) -> None:
     rng = random.Random(1)
     try:
         with (
             serving_postgres(durable=True) as server,
             pooling(server) if number > 1 else nullcontext() as pooler,
             town(server, server.create(TEMPLATE), number, 2, pooler, **ENVIRON) as hosts,
-            Staff(hosts, server, rng, pooler=pooler) as staff,
+            Staff(hosts, server, rng, pooler=pooler, upgrades="upgrade" in harms) as staff,
         ):
             tasks = make_tasks(rng, PROCESSES, first=0, seconds=(0.5, 2.0))
             crowd = Crowd([host.stage for host in hosts], tasks, at_once=12, batch=4, conversations=4)
-            due: dict[int, str] = dict(zip((4, 10, 16), HARMS[number], strict=True))
+            due: dict[int, str] = {4 + 5 * number: harm for number, harm in enumerate(harms)}
             deadline = time.monotonic() + PATIENCE_S
             while not (crowd.step() and staff.whole):
                 staff.step()
@@ -44,5 +48,7 @@ def test_what_many_processes_did_is_told_once_whoever_is_harmed(number: int) -> 
     except NoPostgres as error:
         unavailable(str(error))
     assert not due
+    released = {post.release for post in staff.posts}
+    assert released == ({1} if "upgrade" in harms else {0}), "each worker is of the next version now"
     assert (judged.sessions, judged.callbacks) == (PROCESSES, PROCESSES), judged.notes
     assert not judged.wrong, judged.notes

@@ -11,9 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-Fault = Literal["cut", "silent", "slow"]
-"""`cut`: no connection stands or is made. `silent`: nothing goes through, and later all of it. `slow`: all is late."""
-FAULTS: Final[tuple[Fault, ...]] = ("cut", "silent", "slow")
+Fault = Literal["cut", "silent", "mute", "slow"]
+"""`cut`: no connection stands or is made. `silent`: nothing goes through, and later all of it. `mute`: only answers
+wait so. `slow`: all is late.
+"""
+FAULTS: Final[tuple[Fault, ...]] = ("cut", "silent", "mute", "slow")
 SLOW_S: Final = 0.2
 """By so much is each piece late."""
 CLOSE_S: Final = 5.0
@@ -29,6 +31,7 @@ class Link:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._passing = asyncio.Event()
+        self._answering = asyncio.Event()
         self._fault: Fault | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._servers: list[asyncio.Server] = []
@@ -36,6 +39,7 @@ class Link:
     def __enter__(self) -> Self:
         """Serve."""
         self._passing.set()
+        self._answering.set()
         self._thread.start()
         return self
 
@@ -71,10 +75,8 @@ class Link:
         if fault == "cut":
             for one in self._open:
                 one.transport.abort()
-        if fault == "silent":
-            self._passing.clear()
-        else:
-            self._passing.set()
+        for passes, faults in ((self._passing, {"silent"}), (self._answering, {"silent", "mute"})):
+            (passes.clear if fault in faults else passes.set)()
 
     async def _listen(self, ours: Path, theirs: Path) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,8 +103,8 @@ class Link:
         self._open |= pair
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, back))
-                group.create_task(self._pump(there, writer))
+                group.create_task(self._pump(reader, back, self._passing))
+                group.create_task(self._pump(there, writer, self._answering))
         except* OSError:
             pass
         finally:
@@ -112,11 +114,11 @@ class Link:
     def _is_cut(self) -> bool:
         return self._fault == "cut"
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event) -> None:
         while data := await source.read(1 << 16):
             if self._fault == "slow":
                 await asyncio.sleep(SLOW_S)
-            await self._passing.wait()
+            await passing.wait()
             sink.write(data)
             await sink.drain()
         sink.close()
