@@ -147,8 +147,9 @@ def a_doorbell(where: Place) -> Doorbell:
     """A doorbell of this host, with which nothing listens yet."""
     from shellback.work.queue.doorbell import Doorbell, Notifications
 
-    where.notifications = where.notifications or Notifications(where.database, where.settings.database_direct_url)
-    return Doorbell(where.home, where.host_id, where.database, where.notifications)
+    here = where.home, where.host_id, where.database
+    where.notifications = where.notifications or Notifications(*here, where.settings.database_direct_url)
+    return Doorbell(*here, where.notifications)
 
 
 @contextlib.contextmanager

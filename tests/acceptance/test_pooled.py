@@ -47,7 +47,9 @@ def test_a_process_wakes_its_agent_and_a_turn_outlives_its_worker(pooled_url: st
         assert loop.ended(item)["executions"] == 2
         assert (loop.workspace / "nonce.txt").read_text() == "nonce\n"
         assert [one.state for one in loop.sessions()] == [SessionState.EXITED] * 2
-        assert said(loop).count("is a pooler and DATABASE_DIRECT_URL is not set") == 2, "each worker says it once"
+        assert said(loop).count("is a pooler and DATABASE_DIRECT_URL is not set") == 2, (
+            "each that listens for the host says it once"
+        )
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])

@@ -1,17 +1,20 @@
 """The doorbell: it tells workers in other processes that an item was enqueued.
 
 On one host it is a datagram to a socket in the state directory, to one worker at random; a worker whose slots are taken
-sends it on to the next. From another host it is a NOTIFY of Postgres, to all workers of the host. It rings after the
-commit; an item whose ring is lost, by a crash or at a worker that is paused, is found within 5 s.
+sends it on to the next. From another host it is a NOTIFY of Postgres to one process of the host, which sends the
+datagram. It rings after the commit; an item whose ring is lost, by a crash or at a process that is paused, is found
+within 5 s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,24 +47,27 @@ Bells = Mapping[str, Ring]
 
 
 class Notifications:
-    """Rings bells at notifications of Postgres, by one connection for all of them, which is there while there are any.
+    """Rings bells of this host at notifications of Postgres, by one connection for all processes of the host.
 
+    It is there while a process has bells; when its process ends, another one of the host listens within `RETRY_S`.
     `direct_url` is where it listens, if a pooler is between `database` and Postgres.
     """
 
-    def __init__(self, database: Database, direct_url: str = "") -> None:
+    def __init__(self, home: Path, host_id: str, database: Database, direct_url: str = "") -> None:
+        self._home = home
+        self._host_id = host_id
         self._database = database
         self._direct_url = direct_url
         self._rung: list[Bells] = []
-        self._listens = False
+        self._rings = False
         self._task: asyncio.Task[None] | None = None
 
     def ring(self, bells: Bells) -> None:
-        """Ring these from now on, until `leave`; each once at first, when they are sure to be rung."""
+        """Ring these from now on, until `leave`; each once at first, when they are rung here or by another process."""
         self._rung.append(bells)
         if self._task is None:
-            self._task = asyncio.create_task(self._listen())
-        elif self._listens:
+            self._task = asyncio.create_task(self._stand_by())
+        elif self._rings:
             _all_of(bells)
 
     async def leave(self, bells: Bells) -> None:
@@ -70,6 +76,24 @@ class Notifications:
         if not self._rung and self._task is not None:
             task, self._task = self._task, None
             await cancelled([task])
+
+    async def _stand_by(self) -> None:
+        lock = os.open(self._home / layout.LISTENING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _locked(lock):
+                if not self._rings:
+                    self._heard_from_now_on()
+                await asyncio.sleep(RETRY_S)
+            self._rings = False
+            await self._listen()
+        finally:
+            self._rings = False
+            os.close(lock)
+
+    def _heard_from_now_on(self) -> None:
+        self._rings = True
+        for bells in self._rung:
+            _all_of(bells)  # items may have come before
 
     async def _listen(self) -> None:
         import psycopg  # not for SQLite
@@ -85,20 +109,33 @@ class Notifications:
                     if not self._direct_url and await _pooled(connection):
                         return _tell_of_the_pooler(shown(url))
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    told, self._listens = False, True
-                    for bells in self._rung:
-                        _all_of(bells)  # items may have come before we listened
+                    told = False
+                    self._heard_from_now_on()
                     async for note in connection.notifies():
-                        for bells in self._rung:
-                            if note.payload in bells:
-                                bells[note.payload]()
+                        self._pass_on(note.payload)
             except psycopg.Error as error:
                 if not told:
                     log.warning("items that other hosts enqueue wait for the next look: no notifications: %s", error)
                 told = True
             finally:
-                self._listens = False
+                self._rings = False
             await asyncio.sleep(RETRY_S)
+
+    def _pass_on(self, name: str) -> None:
+        """Ring at this host what another one rang."""
+        _, _, host_id = name.partition(".")
+        if host_id not in {"", self._host_id}:
+            return
+        knocks = knock_one if name in queues_of(host_id) else knock
+        knocks(self._home / layout.BELLS, name)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _all_of(bells: Bells) -> None:
@@ -118,7 +155,7 @@ class Doorbell:
         self._directory = home / layout.BELLS
         self._host_id = host_id
         self._database = database
-        self._notifications = notifications or Notifications(database)
+        self._notifications = notifications or Notifications(home, host_id, database)
         self._sockets: list[socket.socket] = []
         self._bells: Bells | None = None
 

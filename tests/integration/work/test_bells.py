@@ -13,6 +13,7 @@ from dbos import DBOSClient
 from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.work.approvals import sending
+from shellback.work.queue import doorbell
 from shellback.work.queue.doorbell import Doorbell, Notifications
 from shellback.work.queue.queues import TOKENS, DbosEnqueuer, decisions_queue, queues_of
 from tests.items import unrung
@@ -156,7 +157,9 @@ def test_another_host_rings_through_postgres(
 
     async def listens_and_hears() -> None:
         database, rung = Database(url), asyncio.Queue[None]()
-        here = Doorbell(tmp_path, "here", database, Notifications(database, direct if by_pooler else ""))
+        here = Doorbell(
+            tmp_path, "here", database, Notifications(tmp_path, "here", database, direct if by_pooler else "")
+        )
         elsewhere = Doorbell(tmp_path, "elsewhere", database)
         await here.listen("here.w", {"turns.here": lambda: rung.put_nowait(None)})
         try:
@@ -170,33 +173,46 @@ def test_another_host_rings_through_postgres(
     asyncio.run(listens_and_hears())
 
 
-def test_doorbells_of_a_process_hear_of_other_hosts_by_one_connection(postgres_url: str, tmp_path: Path) -> None:
-    listening = sa.text(
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-    )
+LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+
+
+@pytest.mark.parametrize("of_one_process", [True, False])
+def test_a_host_hears_of_others_by_one_connection_and_one_worker_is_woken(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_one_process: bool
+) -> None:
+    monkeypatch.setattr(doorbell, "RETRY_S", 0.05)
 
     async def hear() -> None:
         database, rung = Database(postgres_url), asyncio.Queue[str]()
-        shared = Notifications(database)
-        first, second = (Doorbell(tmp_path, name, database, shared) for name in ("a", "b"))
-        elsewhere = Doorbell(tmp_path, "c", database)
+        (tmp_path / "c").mkdir()
+        shared = Notifications(tmp_path, "a", database)
+        first, second = (Doorbell(tmp_path, "a", database, shared if of_one_process else None) for _ in range(2))
+        elsewhere = Doorbell(tmp_path / "c", "c", database)
 
         async def heard() -> str:
             return await asyncio.wait_for(rung.get(), 60)
 
+        async def ring(*queues: str) -> None:
+            for queue in queues:
+                await asyncio.to_thread(elsewhere.ring, "a", queue)
+
         try:
-            await first.listen("first", {"turns.a": lambda: rung.put_nowait("a")}, once=True)
-            assert await heard() == "a"  # it listens
-            await second.listen("second", {"turns.b": lambda: rung.put_nowait("b")}, once=True)
-            assert await heard() == "b"
-            for queue in ("turns.b", "turns.a"):
-                await asyncio.to_thread(elsewhere.ring, "nobody", queue)
-            assert [await heard(), await heard()] == ["b", "a"]
-            assert await database.read(lambda conn: conn.execute(listening).scalar_one()) == 1
+            await first.listen("first", {"turns.a": lambda: rung.put_nowait("first")}, once=True)
+            assert await heard() == "first"  # it listens
+            both = {"turns.a": lambda: rung.put_nowait("second"), TOKENS: lambda: rung.put_nowait("token")}
+            await second.listen("second", both, once=True)
+            assert [await heard(), await heard()] == ["second", "token"]
+            await ring("turns.b", "turns.a", "turns.a", TOKENS)
+            found = [await heard() for _ in range(3)]
+            assert {*found[:2]} <= {"first", "second"}
+            assert found[2] == "token", "each of the others woke one"
+            assert await database.read(lambda conn: conn.execute(sa.text(LISTENING)).scalar_one()) == 1
             await first.close()
-            for queue in ("turns.a", "turns.b"):
-                await asyncio.to_thread(elsewhere.ring, "nobody", queue)
-            assert await heard() == "b"
+            if not of_one_process:
+                assert [await heard(), await heard()] == ["second", "token"], "it listens now"
+            await ring("turns.a")
+            assert await heard() == "second"
+            assert rung.empty()
         finally:
             await first.close()
             await second.close()
