@@ -1,26 +1,24 @@
 """Replaces secrets in output that is shown. The log keeps the raw bytes, and all offsets are of these.
 
-A value is found as it is, percent-encoded, as in JSON, and in base64, also where that is broken into lines. Control
-sequences within a value are seen through. It is no wall: who can run commands can print a value in other forms.
+A value is found as it is, with escapes of any kind (`escapes`), and in base64, also where that is broken into lines.
+Control sequences within a value are seen through. It is no wall: who can run commands can print a value in other forms.
 """
 
 from __future__ import annotations
 
 import base64
-import bisect
-import itertools
-import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import quote, quote_plus
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
+from shellback.exec.log import escapes
+from shellback.exec.log.placed import Places, before, replaced
 from shellback.exec.log.plain_text import SEQUENCES, masked
 from shellback.exec.log.shapes import BEGUN, LEFT, LONGEST, SHAPES
 
@@ -36,6 +34,11 @@ VALUE_BYTES: Final = 1024
 FORM_BYTES: Final = 320 * 1024
 """Bytes of all forms of the known values at most. With many more, no automaton is made, or within seconds only."""
 _SHORTEST_FORM: Final = 8
+_INSTEAD: Final = ((b" ", b"+"), (b"'", b"''"), (b"'", b"'''"), (b"'", b"'\"'\"'"))
+"""A blank in a form; a quote in SQL and YAML, in a shell (of `'\\''`, whose escape is seen through), and by Python."""
+_NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9_-]*")
+_NESTED: Final = 2
+"""Escapes are seen through in so many layers, as in JSON within JSON."""
 _EDGE: Final = 4
 """So many bytes of a value are needed to see it where output ends or was dropped, and half of them. With less, a
 command that prints guesses would be told, one character after the other, a value that it cannot read."""
@@ -49,7 +52,7 @@ _LINE: Final = 78
 """A line of base64 with its end has so many bytes at most."""
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
-_RETURNS: Final = re.compile(rb"\r(?=\n)")
+_RETURNS: Final = re.compile(rb"\r+(?=\n)")
 _RETURNS_ARE_LINES: Final = bytes.maketrans(b"\r", b"\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 # In text, U+009C ends a sequence; as a byte it is also part of other characters. The bound counts characters, and
@@ -72,6 +75,8 @@ _WINDOW: Final = 16 * 1024
 """A token is seen as a whole up to this length, wherever output is read in one piece."""
 _NEAR: Final = _WINDOW // 4
 """Hints are close with less than this between them."""
+_INNER: Final = 64
+"""Hints within a token that are looked at; then only values are, or a token that repeats itself would take long."""
 _SHARED: Final = 8
 """So many forms have the same part, unless one has no other: any of them may be there where the part is."""
 
@@ -107,7 +112,7 @@ def _add(found: list[Span], one: Span) -> None:
 
 
 def forms(value: str) -> set[bytes]:
-    """How a value may be written: as it is, percent-encoded, as in JSON, in base64 at each alignment."""
+    """How a value may be written, besides escapes: as it is, with doubled quotes, in base64 at each alignment."""
     try:
         raw = value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # an unpaired surrogate, as JSON may have
@@ -116,7 +121,7 @@ def forms(value: str) -> set[bytes]:
     found = {raw[at : at + VALUE_BYTES] for at in range(0, max(1, len(raw) - VALUE_BYTES), VALUE_BYTES)}
     found.add(raw[-VALUE_BYTES:])
     for piece in tuple(found):
-        found |= {form.encode() for form in _written(piece)}
+        found |= {piece.replace(one, instead) for one, instead in _INSTEAD}
         for shift in range(3):
             # Only whole groups of the value: the characters at its ends depend on what stands beside it.
             groups = base64.b64encode(bytes(shift) + piece)
@@ -124,21 +129,6 @@ def forms(value: str) -> set[bytes]:
             inner = groups[first : len(groups) - (4 - rest if rest else 0)]
             found |= {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
     return {one for one in map(_plain, found) if len(one) >= _SHORTEST_FORM}
-
-
-def _written(piece: bytes) -> Iterator[str]:
-    """How Python, browsers and others write it in addresses, forms and JSON."""
-    for kept in ("", "/", "!'()*"):
-        coded = quote(piece, safe=kept)
-        yield coded
-        yield re.sub("%..", lambda each: each[0].lower(), coded)
-    yield quote_plus(piece)
-    text = piece.decode("utf-8", "ignore")  # a character that the end of a piece cuts is left out
-    for ascii_only in (True, False):
-        inner = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
-        yield inner
-        yield inner.replace("/", "\\/")
-        yield re.sub("[<>&]", lambda each: f"\\u{ord(each[0]):04x}", inner)
 
 
 def _compiled(pattern: bytes) -> Any:
@@ -164,6 +154,8 @@ class _Scan:
     """What finds the known values and all shapes. `names` has the name of each form of a value."""
 
     names: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    escapable: bool = False
+    """Whether a value has a character that is often written as an escape."""
 
     @cached_property
     def longest(self) -> int:
@@ -216,7 +208,7 @@ class _Scan:
     def spans(self, data: bytes, *, bare: bool = False) -> list[Span] | None:
         """All that is found, in any order; None if `_plain` removes anything of the data, unless it has (`bare`)."""
         found: list[Span] = []
-        at, near = 0, False
+        at, near, inner = 0, False, 0
         while at < len(data):
             # A token that may go on keeps a search from its end: where hints are close, none looks far behind a token.
             until = min(len(data), at + 2 * _WINDOW) if near else len(data)
@@ -233,11 +225,12 @@ class _Scan:
                     return None
                 at = start + 1
             elif found and _within(Span(start, end, ""), found[-1]):
-                self._values_at(data, start, found)
-                at = start + 1
+                inner += 1
+                at = self._inside(data, (start, end), found, few=inner < _INNER)
             elif end - start == _SHORTEST_FORM or self._shape(hint[0]) is not None:
                 if end == until < len(data):
                     hint = self._hints.search(data, start)
+                inner = 0
                 self._note(hint, data, found)
                 at = start + 1
             else:
@@ -247,6 +240,15 @@ class _Scan:
                 at = end - 1
                 self._in_lines(data, start, at, found)
         return found
+
+    def _inside(self, data: bytes, place: tuple[int, int], found: list[Span], *, few: bool) -> int:
+        """Note the values at a hint within a token; where the search goes on."""
+        start, end = place
+        if few:
+            self._values_at(data, start, found)
+            return start + 1
+        self._values_in(data, start, end, found)
+        return end
 
     def _note(self, hint: Any, data: bytes, found: list[Span]) -> None:
         """Note the values that have their part at a hint, and a token there."""
@@ -258,11 +260,11 @@ class _Scan:
 
     def _values_at(self, data: bytes, start: int, found: list[Span]) -> None:
         most, forms = self._parts.get(data[start : start + _SHORTEST_FORM], (0, ()))
-        for after, before, one in forms:
+        for after, place, one in forms:
             if found and _within(Span(start - most, start + after, ""), found[-1]):
                 break  # and so are all that follow
-            if before <= start and data.startswith(one, start - before):
-                _add(found, Span(start - before, start + after, self.names[one]))
+            if place <= start and data.startswith(one, start - place):
+                _add(found, Span(start - place, start + after, self.names[one]))
 
     def _values_in(self, data: bytes, at: int, end: int, found: list[Span]) -> None:
         """Note the values whose parts begin from `at` to before `end`."""
@@ -282,36 +284,57 @@ class _Scan:
             self._note(hint, data, found)
             at = hint.start() + 1
         last = _LAST.match(data, end)
-        joined, places = _without(_LINE_ENDS, data[start : last.end() if last else end])
+        lines = data[start : last.end() if last else end]
+        joined, places = _removed(_LINE_ENDS, lines)
         within: list[Span] = []
         self._values_in(joined, 0, len(joined), within)
         for one in within:
-            first, behind = _places(places, one)
+            first, behind = _kept(places, one)
             found.append(Span(start + first, start + behind, one.name))
 
     def _shape(self, text: bytes) -> str | None:
         return next((name for name, shape in _SHAPES.items() if shape.fullmatch(text) is not None), None)
 
+    def escaped(self, data: bytes, layers: int = _NESTED) -> list[Span]:
+        """The values where text has escapes."""
+        if not self.escapable or (meant := escapes.meant(data, self.longest)) is None:
+            return []
+        text, places = meant
+        found: list[Span] = []
+        self._values_in(text, 0, len(text), found)
+        if (plain := _plain(text)) != text:
+            within: list[Span] = []
+            self._values_in(plain, 0, len(plain), within)
+            found += _before_plain(text, plain, within)
+        found += self.escaped(text, layers - 1) if layers > 1 else []
+        return [_back(places, one) for one in found]
+
     def begun(self, data: bytes, after: int) -> list[Span]:
-        """A value of which the end of `data` has the beginning, also in lines of base64, and a token behind `after`."""
-        found = [self._begun_value(data), self._begun_lines(data)]
+        """A value of which the end of `data` has the beginning, however written, and a token behind `after`."""
+        found = [self._begun_value(data), self._begun_lines(data), self._begun_escaped(data)]
         offset = max(after, len(data) - LONGEST)
         if (match := _BEGUN.search(data[offset:])) is not None:
             found.append(Span(offset + match.start(), len(data), "token"))
         return [one for one in found if one is not None]
 
     def _begun_lines(self, data: bytes) -> Span | None:
-        start, lines = 0, None
-        # The last two lines first: what they are not need not be searched for in more.
-        for reach in (2 * _LINE, LONGEST):
-            start = max(0, len(data) - reach)
-            lines = _WRAPPED_END.search(data[start:])
-            if lines is None:
-                return None
+        start = max(0, len(data) - LONGEST)
+        lines = _WRAPPED_END.search(data[start:])
+        if lines is None:
+            return None
         start += lines.start()
-        joined, places = _without(_LINE_ENDS, data[start:])
+        joined, places = _removed(_LINE_ENDS, data[start:])
         one = self._begun_value(joined)
-        return None if one is None else Span(start + _places(places, one)[0], len(data), one.name)
+        return None if one is None else Span(start + before(places, one.start), len(data), one.name)
+
+    def _begun_escaped(self, data: bytes, layers: int = _NESTED) -> Span | None:
+        start = max(0, len(data) - escapes.LONGEST * self.longest)
+        whole = escapes.uncut(data[start:])
+        if not self.escapable or (meant := escapes.meant(whole, len(whole))) is None:
+            return None
+        text, places = meant
+        one = self._begun_value(text) or (self._begun_escaped(text, layers - 1) if layers > 1 else None)
+        return None if one is None else Span(start + before(places, one.start), len(data), one.name)
 
     def _begun_value(self, data: bytes) -> Span | None:
         heads = self._edges[0]
@@ -323,16 +346,31 @@ class _Scan:
 
     def left(self, data: bytes) -> list[Span]:
         """A value of which the beginning of `data` has the end, and a private key."""
-        tails = self._edges[1]
-        ends = range(min(len(data), self.longest - 1), _EDGE - 1, -1)
-        found = (
-            Span(0, end, self.names[one])
-            for end in ends
-            for one in tails.get(data[end - _EDGE : end], ())
-            if one.endswith(data[:end]) and 2 * end >= len(one)
-        )
         key = _LEFT.match(data[:LONGEST])
-        return [*itertools.islice(found, 1), *([] if key is None else [Span(0, key.end(), "private-key")])]
+        found = [self._left_value(data), self._left_escaped(data), key and Span(0, key.end(), "private-key")]
+        return [one for one in found if one is not None]
+
+    def _left_value(self, data: bytes) -> Span | None:
+        tails = self._edges[1]
+        for end in range(min(len(data), self.longest - 1), _EDGE - 1, -1):
+            for one in tails.get(data[end - _EDGE : end], ()):
+                if one.endswith(data[:end]) and 2 * end >= len(one):
+                    return Span(0, end, self.names[one])
+        return None
+
+    def _left_escaped(self, data: bytes) -> Span | None:
+        head = data[: escapes.LONGEST * self.longest]
+        # It may begin within an escape.
+        for skipped in range(escapes.LONGEST if self.escapable else 0):
+            text, places = escapes.meant(head[skipped:], len(head)) or (b"", [])
+            if (one := self._left_value(text)) is not None:
+                return Span(0, skipped + before(places, one.end), one.name)
+        return None
+
+
+def _back(places: Places, one: Span) -> Span:
+    """A span of what a text means, in the text."""
+    return Span(before(places, one.start), before(places, one.end), one.name)
 
 
 class Mask:
@@ -387,7 +425,7 @@ class Mask:
                 if (size := sum(map(len, new))) <= left:
                     left -= size
                     names |= dict.fromkeys(new, name)
-            scan = _Scan(names)
+            scan = _Scan(names, not all(map(_NEVER_ESCAPED.fullmatch, found)))
             scan.compile()  # not by the first reader
             self._scan, self._values = scan, found
 
@@ -447,34 +485,33 @@ class Mask:
             plain = _plain(data)
             found = scan.spans(plain, bare=True) or []
         # A value may begin within what was found, and go on behind it.
+        found += scan.escaped(plain)
         end, start = max(((one.end, one.start) for one in found), default=(0, -1))
         last = start + 1 if end < len(plain) else end
         found += scan.left(plain) if torn else []
         found += scan.begun(plain, last) if ends else []
-        if found and len(plain) < len(data):
-            for places in reversed(_steps(data)):
-                found = [Span(*_places(places, one), one.name) for one in found]
+        found = _before_plain(data, plain, found)
         if b"\x1b" in data:
             # Some readers get sequences as well, and a page may begin within one.
             found += scan.spans(data, bare=True) or []
-        found.sort()
-        apart: list[Span] = []
-        for one in found:
-            _add(apart, one)
-        return apart
+        return united(found)
+
+
+def united(found: Iterable[Span]) -> list[Span]:
+    """The spans in their order; those that overlap are one."""
+    apart: list[Span] = []
+    for one in sorted(found):
+        _add(apart, one)
+    return apart
 
 
 UNMASKED: Final = Mask()
 """For output that nobody has to hide anything in: of a library without settings, and for a person at a terminal."""
 
 
-Places = list[tuple[int, int]]
-"""Pairs of offsets: in the text without what was removed, and before that. Ordered; the first is (0, 0) or later."""
-
-
 def _plain(data: bytes) -> bytes:
     """The data without what `harmless` removes, in steps that are faster than one."""
-    plain = data.replace(b"\r\n", b"\n")
+    plain = _RETURNS.sub(b"", data) if b"\r\r\n" in data else data.replace(b"\r\n", b"\n")
     plain = _SEQUENCES.sub(b"", plain) if b"\x1b" in plain else plain
     plain = plain.translate(_RETURNS_ARE_LINES, _REMOVED)
     if not plain.isascii() and _REMOVED_LONG.search(plain) is not None:
@@ -486,29 +523,25 @@ def _steps(data: bytes) -> list[Places]:
     """What each step of `_plain` removes. In one step it would be less: a step may join what a later one removes."""
     found: list[Places] = []
     for noise in (_RETURNS, _SEQUENCES, _CONTROLS, _LONGS):
-        data, places = _without(noise, data)
+        data, places = _removed(noise, data)
         found.append(places)
     return found
 
 
-def _without(noise: Any, data: bytes) -> tuple[bytes, Places]:
-    parts: list[bytes] = []
-    places: Places = [(0, 0)]
-    position = length = 0
-    for match in noise.finditer(data):
-        parts.append(data[position : match.start()])
-        length += match.start() - position
-        position = match.end()
-        places.append((length, position))
-    return b"".join([*parts, data[position:]]), places
+def _removed(noise: Any, data: bytes) -> tuple[bytes, Places]:
+    return replaced(data, ((match.start(), match.end(), b"") for match in noise.finditer(data)))
 
 
-def _places(places: Places, one: Span) -> tuple[int, int]:
-    def before(offset: int) -> int:
-        at, was = places[bisect.bisect_right(places, (offset, 1 << 62)) - 1]
-        return was + offset - at
+def _before_plain(data: bytes, plain: bytes, found: list[Span]) -> list[Span]:
+    """Where spans of the plain data were in the data."""
+    for places in reversed(_steps(data)) if found and len(plain) < len(data) else ():
+        found = [Span(*_kept(places, one), one.name) for one in found]
+    return found
 
-    return before(one.start), before(one.end - 1) + 1
+
+def _kept(places: Places, one: Span) -> tuple[int, int]:
+    """Where a span of a text was, without what was removed behind it."""
+    return before(places, one.start), before(places, one.end - 1) + 1
 
 
 def _shown_name(name: str) -> str:

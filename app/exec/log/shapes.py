@@ -14,6 +14,13 @@ LONGEST: Final = 8192
 
 _KEY_LINES: Final = r"(?:PRIVATE|[A-Z0-9]{2,10} PRIVATE|ENCRYPTED PRIVATE|OPENSSH PRIVATE) KEY(?: BLOCK)?-----"
 
+# What stands in a key: diffs put "-" or "+" before its lines, and JSON writes their ends as `\\n`.
+_KEY: Final = r"(?:-{0,4}[A-Za-z0-9+/=\s\\:,.()]|-{5,}[AC-Za-z0-9+/=\s\\:,.()])"
+_ROW: Final = r"[A-Za-z0-9+/=]{32}[A-Za-z0-9+/=]*"
+_GAP: Final = r"[\s\\rn+-]{1,16}"
+_HEADERS: Final = rf"(?:{_GAP}[A-Z][A-Za-z-]{{2,20}}: [^\n\\]{{1,100}})*"
+_LAST_ROW: Final = rf"(?:{_GAP}[A-Za-z0-9+/=]+(?:[\s\\\"]|\z))?"
+
 SHAPES: Final[dict[str, str]] = {
     "aws-key-id": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b",
     "github-token": r"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{60,}",
@@ -28,18 +35,17 @@ SHAPES: Final[dict[str, str]] = {
     "pypi-token": r"\bpypi-AgE[A-Za-z0-9_-]{50,}",
     "sendgrid-key": r"\bSG\.[A-Za-z0-9_-]{20,24}\.[A-Za-z0-9_-]{39,50}",
     "jwt": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{16,}",
-    "private-key": rf"-----BEGIN {_KEY_LINES}(?:-{{0,4}}[A-Za-z0-9+/=\s\\:,.()]|-{{5,}}[AC-Za-z0-9+/=\s\\:,.()])*?"
-    rf"-*-----END {_KEY_LINES}",
+    "private-key": rf"-----BEGIN {_KEY_LINES}"
+    rf"(?:{_KEY}*?-*-----END {_KEY_LINES}|{_HEADERS}(?:{_GAP}{_ROW})+{_LAST_ROW})",
 }
 """Regular expressions in RE2's syntax, for bytes."""
 
 BEGUN: Final = (
     r"(?:\b(?:(?:AKIA|ASIA|ABIA|ACCA|gh[pousr]_|github_pat_|gl[a-z]{2,5}-|xox[abeoprs]-|xapp-\d-|[sr]k_(?:live|test)_"
     r"|whsec_|AIza|GOCSPX-|ya29\.|sk-|gsk_|xai-|hf_|pplx-|npm_|pypi-AgE|SG\.)[A-Za-z0-9_+/.-]{4,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,2})"
-    rf"|-----BEGIN {_KEY_LINES}[A-Za-z0-9+/=\s\\:,.()-]*(?:-----[A-Z -]*)?)\z"
+    r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,2}))\z"
 )
 """The beginning of a token at the end of what was printed so far."""
 
-LEFT: Final = rf"\A[A-Za-z0-9+/=\s\\:,.()]{{4,}}-----END {_KEY_LINES}"
+LEFT: Final = rf"\A{_KEY}*?{_ROW}{_KEY}*?-*-----END {_KEY_LINES}"
 """The end of a private key at the beginning of what is left of an output."""

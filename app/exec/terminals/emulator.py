@@ -49,6 +49,8 @@ _UNFINISHED: Final = re.compile(
 
 def cells(text: str) -> int:
     """How many cells a text takes."""
+    if text.isascii():
+        return len(text)
     return sum(max(0, wcwidth(character)) for character in text)
 
 

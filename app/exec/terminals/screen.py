@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 import time
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +18,7 @@ from shellback.exec.core.model import SHELL, Session, SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.log.mask import Mask
+from shellback.exec.log.mask import Mask, Span, united
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import harmless
 from shellback.exec.terminals.keys import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
@@ -202,29 +204,47 @@ def drawn(emulator: Emulator, data: bytes) -> bool:
 
 
 def _hidden(rows: list[str], cols: int, mask: Mask) -> tuple[str, ...]:
-    """The rows without secrets; a secret may go on in the next row, where its first one is full."""
+    """The rows without secrets; one may go on in the next row where its first one is full, or have lines of its own."""
     from shellback.exec.terminals.emulator import cells
 
-    shown = list(rows)
-    first = 0
-    for at in range(len(rows)):
-        # A wide character that does not fit leaves the last cell empty.
-        if cells(rows[at]) >= cols - 1 and at + 1 < len(rows):
-            continue
-        whole = "".join(rows[first : at + 1])
-        if mask.mode == "mask" and (text := mask.hide_text(whole)) != whole:
-            shown[first : at + 1] = [text, *[""] * (at - first)]
-        first = at + 1
-    if mask.mode == "mask":
-        # What has lines of its own: private keys, and values in lines of base64. The first row may go on from one that
-        # has scrolled away, and the last one may not be all.
-        data, begins = "\n".join(shown).rstrip().encode("utf-8", "replace"), [0]
-        begins += [place + 1 for place, byte in enumerate(data) if byte == 0x0A]
-        for one in mask.spans(data, torn=True):
-            rows_of = range(bisect.bisect_right(begins, one.start) - 1, bisect.bisect_left(begins, one.end))
-            if len(rows_of) > 1:
-                shown[rows_of[0] : rows_of[-1] + 1] = [f"[secret {one.name}]", *[""] * (len(rows_of) - 1)]
-    return tuple(shown)
+    if mask.mode != "mask":
+        return tuple(rows)
+    lines = [row.encode("utf-8", "replace") for row in rows]
+    # A wide character that does not fit leaves the last cell empty.
+    full = [cells(row) + cells(after[:1]) > cols for row, after in itertools.pairwise((*rows, ""))]
+    found = [*_spans(lines, [b"" if one else b"\n" for one in full], mask)]
+    found += _spans(lines, [b"\n" for _ in lines], mask) if any(full) else []
+    return tuple(line.decode("utf-8", "replace") for line in _without(lines, united(found)))
+
+
+def _spans(lines: list[bytes], ends: list[bytes], mask: Mask) -> Iterator[Span]:
+    """The secrets in a text of these lines, by their offsets in the lines alone.
+
+    The first line may go on from one that has scrolled away, and the last one may not be all.
+    """
+    whole = [line + end for line, end in zip(lines, ends, strict=True)]
+    data = b"".join(whole).rstrip()
+    begins = [0, *itertools.accumulate(map(len, whole))]
+    added = [0, *itertools.accumulate(map(len, ends))]
+    for one in mask.spans(data, torn=True):
+        first, last = (bisect.bisect_right(begins, at) - 1 for at in (one.start, one.end - 1))
+        yield Span(one.start - added[first], one.end - added[last], one.name)
+
+
+def _without(lines: list[bytes], found: Sequence[Span]) -> list[bytes]:
+    """The lines with each of these spans replaced, in the line where it begins."""
+    shown: list[bytes] = []
+    begin = 0
+    for line in lines:
+        end, at, parts = begin + len(line), begin, list[bytes]()
+        for one in found:
+            if begin <= one.start < end:
+                parts += [line[at - begin : one.start - begin], b"[secret %s]" % one.name.encode()]
+            if one.start < end and begin < one.end:
+                at = min(one.end, end)
+        shown.append(b"".join([*parts, line[at - begin :]]))
+        begin = end
+    return shown
 
 
 def _shown(view: _View, mask: Mask) -> Screen:

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
@@ -299,9 +298,8 @@ class LineScan:
         self._regex, self._mask = regex, mask
         self._path, self._holes = paths
         self._old = offset
-        self._raw = b""
-        self._before: Callable[[], bytes] = bytes
-        """Reads what stands before the block: a secret may begin there."""
+        self._fd = -1
+        """The log, during a look."""
         self._told = False
         self._begun = False
         self.position: int = offset
@@ -322,7 +320,7 @@ class LineScan:
         """
         began = time.thread_time()
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._fd = fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             self.position = upto
             return False
@@ -335,6 +333,7 @@ class LineScan:
             return self.position >= most and self.position < upto
         finally:
             os.close(fd)
+            self._fd = -1
             self.spent_s = time.thread_time() - began
 
     def _begin(self, fd: int) -> None:
@@ -356,9 +355,7 @@ class LineScan:
         cut = hole is not None and hole.start < position + len(raw)
         if hole is not None and cut:
             raw = raw[: hole.start - position]
-        text, self._raw = raw.replace(b"\r", b"\n"), raw
-        before = max(0, position - self._mask.reach)
-        self._before = partial(os.pread, fd, position - before, before)
+        text = raw.replace(b"\r", b"\n")
         end = text.rfind(b"\n") + 1
         if end == 0:
             if cut or len(raw) >= LINE_BYTES:
@@ -404,27 +401,30 @@ class LineScan:
             stop = plain.find(b"\n", match.end(), end)
             stop = end if stop < 0 else stop
             if plain is text:
-                self._note((at + start, at + stop))
+                self._note(at + start, at + stop)
             else:
-                self._note(_line_in(text, plain.count(b"\n", 0, start), at))
+                self._note(*_line_in(text, plain.count(b"\n", 0, start), at))
             position = stop + 1
 
-    def _note(self, place: tuple[int, int]) -> None:
-        """Note a line that is at these offsets of the log."""
+    def _note(self, start: int, end: int) -> None:
+        """Note the line between these offsets of the log."""
         found = self.found
         if not found.count:
-            found.start = place[0]
+            found.start = start
         found.count += 1
-        found.end = place[1]
+        found.end = end
         if len(found.lines) < LINES:
-            # In the log's bytes: they have the ends of lines that a value may go over.
-            first, last = place[0] - self.position, place[1] - self.position
-            around = max(0, first - self._mask.reach)
-            before = b"" if around else self._before()
-            data = before + self._raw[around : last + self._mask.reach]
-            around -= len(before)
-            text = decoded(self._mask.hide(data, first - around, last - around).data)
+            text = decoded(self._masked(start, end))
             found.lines.append(text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…")
+
+    def _masked(self, start: int, end: int) -> bytes:
+        """What is between two offsets, without secrets; one may begin before, and end behind it, but for holes."""
+        holes, reach = holes_in(self._holes), self._mask.reach
+        floor = max((one.end for one in holes if one.end <= start), default=0)
+        first = max(floor, start - reach)
+        last = min([end + reach, *(one.start for one in holes if one.start >= end)])
+        data = os.pread(self._fd, last - first, first)
+        return self._mask.hide(data, start - first, end - first, torn=first == floor > 0).data
 
 
 def _line_in(text: bytes, number: int, at: int) -> tuple[int, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import json
 import random
 import re
 import secrets
+import shlex
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -415,21 +417,66 @@ def test_values_that_have_changed_are_known_after_a_refresh(monkeypatch: pytest.
     assert mask.hide(values[1][1].encode()).data == b"[secret B]"
 
 
-def test_a_value_is_hidden_as_addresses_forms_and_json_of_other_programs_have_it() -> None:
-    value = "aB3/dE5+fG7=hI9!kL(2)<>&"
-    for shown in (
-        quote(value),
-        quote(value, safe="!'()*"),
-        quote(value, safe="").replace("%2F", "%2f").replace("%3D", "%3d").replace("%2B", "%2b").replace("%3C", "%3c")
-        .replace("%3E", "%3e"),
-        json.dumps(value).replace("/", "\\/"),
-        json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
-    ):  # fmt: skip
-        assert mask_of(value).hide(shown.encode()).found == 1, shown
-    assert mask_of("two words-12Xy").hide(b"q=two+words-12Xy").found == 1
-    assert (
-        mask_of('pa"ss-w\u00f6rd-12Xy').hide(json.dumps('pa"ss-w\u00f6rd-12Xy', ensure_ascii=False).encode()).found == 1
-    )
+WRITTEN: dict[str, tuple[str, Callable[[str], str]]] = {
+    "quote": ("aB3/dE5+fG7=hI9!kL(2)<>&", quote),
+    "encodeURIComponent": ("aB3/dE5+fG7=hI9!kL(2)<>&", lambda value: quote(value, safe="!'()*")),
+    "encodeURI": ("aB3&dE5<fG7>hI9", lambda _: "aB3&dE5%3CfG7%3EhI9"),
+    "URLSearchParams": ("aB3~dE5/fG7=hI9", lambda _: "aB3%7EdE5%2FfG7%3DhI9"),
+    "URL": ("p@ss!w0rd#2024$xY", lambda _: "p%40ss!w0rd%232024$xY"),
+    "PathEscape": ("aB3/dE5+fG7=hI9", lambda _: "aB3%2FdE5+fG7=hI9"),
+    "UrlEncode": ("aB3 dE5/fG7=hI9", lambda _: "aB3+dE5%2ffG7%3dhI9"),
+    "blanks as +": ("two words-12Xy", lambda _: "q=two+words-12Xy"),
+    "JSON": ('pa"ss-w\u00f6rd-12Xy', json.dumps),
+    "JSON in UTF-8": ('pa"ss-w\u00f6rd-12Xy', lambda value: json.dumps(value, ensure_ascii=False)),
+    "JSON of PHP": ("aB3/dE5+fG7=hI9", lambda value: json.dumps(value).replace("/", "\\/")),
+    "JSON of Go": ("aB3<dE5>fG7&hI9", lambda _: "aB3\\u003cdE5\\u003efG7\\u0026hI9"),
+    "JSON of .NET": ("aB3+dE5<fG7'hI9", lambda _: "aB3\\u002BdE5\\u003CfG7\\u0027hI9"),
+    "JSON in JSON": ('pa"ss/w0rd-12\n\U0001f600Xy', lambda value: json.dumps(json.dumps(value))),
+    "percent twice": ("aB3/dE5+fG7=hI9", lambda value: quote(quote(value))),
+    "percent of base64": ("aB3/dE5+fG7=hI9>>>???", lambda value: quote(base64.b64encode(value.encode()), safe="")),
+    "export -p": ('p@ss"w0rd`2024$xY', lambda _: '"p@ss\\"w0rd\\`2024\\$xY"'),
+    "printf %q": ("p@ss w0rd!2024$xY", lambda _: "p@ss\\ w0rd\\!2024\\$xY"),
+    "set -x": ("p@ss'w0rd 2024", lambda _: "'p@ss'\\''w0rd 2024'"),
+    "shlex": ("p@ss'w0rd 2024", shlex.quote),
+    "repr": ("p@ss'w0\"rd\\2024", repr),
+    "repr of bytes": ("p@ss-w\u00f6rd-2024", lambda value: repr(value.encode())),
+    "YAML and SQL": ("p@ss'w0rd 2024", lambda _: "'p@ss''w0rd 2024'"),
+    "HTML": ("p@ss'w0<rd>&2024", html.escape),
+    "octal": ("p@ss-w\u00f6rd-2024", lambda _: "p@ss-w\\303\\266rd-2024"),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_a_value_is_hidden_as_other_programs_write_it(how: str) -> None:
+    value, written = WRITTEN[how]
+    shown = f"before {written(value)} behind".encode()
+    mask = mask_of(value)
+    assert mask.hide(shown).found == 1, shown
+    assert mask.hide(b"%41 \\n " * 99 + shown + b" &lt; \\t" * 99).found == 1
+    half = shown.index(b" behind") - 2
+    assert mask.hide(shown[:half]).found == 1, "at the end of what was printed so far"
+    assert mask.hide(b"[" + shown[7:] + b"]").data[-8:] == b" behind]"
+
+
+@pytest.mark.parametrize("cut", range(8, 20))
+def test_the_end_of_an_escaped_value_is_hidden_behind_what_was_dropped(cut: int) -> None:
+    value = "aB3/dE5+fG7=hI9!kL(2)<>&-no-more-of-it"
+    shown = mask_of(value).hide(f"{quote(value, safe='')[cut:]} behind".encode(), torn=True)
+    assert shown.data == b"[secret V0] behind"
+
+
+def test_a_value_that_is_no_text_is_not_taken_for_its_letters() -> None:
+    assert mask_of("\udcffpassword").hide(b"the password is 12").found == 0
+    assert mask_of("\udcffpassword").hide(b"the \xffpassword is 12").found == 1
+
+
+def test_values_with_many_characters_that_are_escaped_leave_room_for_others() -> None:
+    values = [secrets.token_urlsafe(16) + '!/<>&"\\ ' + secrets.token_urlsafe(8) for _ in range(500)]
+    mask = mask_of(*values)
+    assert all(mask.hide(value.encode()).found for value in values)
+
+
+def test_a_long_value_is_hidden_where_json_has_it() -> None:
     long = "x1Y" * 341 + "\u00e9" + "q7Z" * 700
     assert len(mask_of(long).hide(json.dumps(long).encode()).data) < 40
 
@@ -500,6 +547,39 @@ def test_many_values_and_hostile_output_take_linear_time() -> None:
         before = time.thread_time()
         assert len(mask.hide(hostile).data) <= len(hostile)
         assert time.thread_time() - before < 5, hostile[:40]
+
+
+def test_a_token_that_repeats_its_beginning_takes_little_time_and_values_in_it_are_hidden() -> None:
+    value = word(24)
+    data = b"glpat-" * 20_000 + value.encode() + b"glpat-" * 20_000
+    began = time.process_time()
+    assert value.encode() not in mask_of(value).hide(data).data
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize("removed", ["", "-", "+"])
+def test_a_private_key_is_hidden_of_which_there_is_a_part(removed: str) -> None:
+    body = base64.encodebytes(secrets.token_bytes(700)).decode().split()
+    mark = "RSA PRIVATE KEY-----"
+    first = [f"-----BEGIN {mark}", "Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-128-CBC,AA0B", ""]
+    whole = [*first, *body, f"-----END {mark}"]
+    mask = Mask("mask")
+    for part, torn in ((whole[:9], False), (whole[1:], True), (whole[6:], True), (whole[:-1], False)):
+        text = "".join(f"{removed}{line}\n" for line in part) + "$ \n"
+        shown = mask.hide(text.encode(), torn=torn).data.decode()
+        assert not any(line in shown for line in body), part
+        assert shown.endswith("$ \n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "build ok: 12 tests\nfoo (bar), baz.\n-----END RSA PRIVATE KEY-----\nx\n",
+        "head\n-----BEGIN RSA PRIVATE KEY-----\nredacted\nfoo bar baz\nmore text (here), done.",
+    ],
+)
+def test_what_only_stands_beside_the_mark_of_a_private_key_stays(text: str) -> None:
+    assert Mask("mask").hide(text.encode(), torn=True).data.decode() == text
 
 
 def test_values_that_repeat_themselves_take_linear_time_and_room() -> None:
