@@ -20,7 +20,7 @@ from dbos import DBOSClient
 
 from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak import ENVIRON, figures, verdict
-from chaos.soak.crowd import Crowd, make_tasks, rows
+from chaos.soak.crowd import Crowd, at_rest, make_tasks, rows
 from chaos.soak.gauges import Gauges, descendants
 from chaos.soak.staff import Staff, town
 from shellback.exec.log.links import LogLinks
@@ -75,6 +75,7 @@ def _run(options: argparse.Namespace) -> int:
         "workers": options.workers,
         "pooler": options.pooler,
         "upgrades": options.upgrades,
+        "at_rest": options.at_rest,
         "processes": options.processes,
         "at_once": options.at_once,
         "platform": platform.platform(),
@@ -109,6 +110,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--upgrades", action="store_true", help="workers end one after another, and come back as another version"
     )
     parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
+    parser.add_argument("--at-rest", type=int, default=0, metavar="N", help="conversations beside them (0)")
     parser.add_argument("--sleep", type=seconds, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
     parser.add_argument("--every", type=seconds, nargs=2, default=(5.0, 40.0), metavar="S", help="between kills (5 40)")
     parser.add_argument("--warm-up", type=int, default=100, metavar="N", help="processes before it counts (100)")
@@ -142,6 +144,7 @@ class Soak:
         self._live_through(warm, "warm-up")
         before = self._rest()
         self._prune()
+        self._add_at_rest()
         rows_before = self.stage.read(rows)
         crowd = self._crowd(options.processes, first=options.warm_up)
         self.gauges.samples.clear()
@@ -179,6 +182,11 @@ class Soak:
             *figures.of_samples(samples, before, after),
             *figures.of_rows(rows_before, rows_after),
         ]
+
+    def _add_at_rest(self) -> None:
+        hosts = [host.stage.where.host_id for host in self.staff.hosts]
+        for first in range(0, self.options.at_rest, 1000):
+            self.stage.write(at_rest, hosts, range(first, min(first + 1000, self.options.at_rest)))
 
     def _crowd(self, count: int, *, first: int) -> Crowd:
         options = self.options

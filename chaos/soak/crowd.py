@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +144,18 @@ def make_tasks(rng: random.Random, count: int, *, first: int, seconds: tuple[flo
         Task(number=number, nonce=f"{rng.getrandbits(64):016x}", seconds=rng.uniform(*seconds))
         for number in range(first, first + count)
     ]
+
+
+def at_rest(conn: sa.Connection, hosts: Sequence[str], numbers: Iterable[int]) -> None:
+    """Add conversations that have heard a message each, spread over these hosts."""
+    found, heard, now = list[dict[str, Any]](), list[dict[str, Any]](), time.time()
+    for number in numbers:
+        name = f"rest-{number}"
+        found.append({"id": name, "host_id": hosts[number % len(hosts)], "created_at": now})
+        letter = {"conversation_id": name, "kind": "message", "priority": 100, "payload": {"text": "hello"}}
+        heard.append({**letter, "dedupe_key": name, "state": "heard", "created_at": now, "heard_at": now})
+    conn.execute(sa.insert(conversations), found)
+    conn.execute(sa.insert(mailbox), heard)
 
 
 def _look(conn: sa.Connection) -> State:
