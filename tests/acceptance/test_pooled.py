@@ -32,8 +32,8 @@ def test_a_process_wakes_its_agent_and_a_turn_outlives_its_worker(pooled_url: st
     with stage(pooled_url, FOREGROUND_TIMEOUT="120") as loop:
         pair = Pair(loop)
         a = pair.hire("a")
-        ended = loop.started("$ exit 3 &", "exit 3", rest=True)
-        assert "exit code 3" in loop.answers()[-1]
+        ended = loop.started("$ exit 3 &", "exit 3")
+        loop.until("the end is told", lambda: "exit code 3" in "".join(loop.answers()))
         assert loop.callbacks() == [f"EXEC_CALLBACK:{ended.id}"]
         loop.send(f"$ {COMMAND}", "c2")
         loop.approve("c2")
