@@ -12,22 +12,34 @@ from typing import Final
 
 from shellback.exec.log.placed import Places, replaced
 
-LONGEST: Final = 6
-"""So many bytes stand for one at most, as in JSON."""
+LONGEST: Final = 12
+"""So many bytes an escape has at most: two of JSON for one character."""
 _KINDS: Final = {
     b"%": re.compile(rb"%[0-9A-Fa-f]{2}"),
-    b"\\": re.compile(rb"(?:\\u[0-9A-Fa-f]{4})+|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|\\[^A-Za-z0-9\n]|\\[nrtbf]"),
+    b"\\": re.compile(
+        rb"\\u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\U[0-9A-Fa-f]{8}"
+        rb"|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|\\[^A-Za-z0-9\n]|\\[nrtbfave]"
+    ),
     b"&": re.compile(rb"&(?:amp|lt|gt|quot|apos|#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6});"),
 }
-_APART: Final = b"\xff"
-_CUT: Final = re.compile(rb"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?|[0-7]{0,2})|&#?\w{0,7})\Z")
-_LETTERS: Final = {b"\\n": b"\n", b"\\t": b"\t", b"\\r": b"\r", b"\\b": b"\b", b"\\f": b"\f"}
+_APART: Final = b"\xff\n\xff"
+_CUT: Final = re.compile(
+    rb"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|U[0-9A-Fa-f]{0,7}|x[0-9A-Fa-f]?|[0-7]{0,2})|&#?\w{0,7})\Z"
+)
+_LEFT: Final = re.compile(rb"[uU]?[0-9A-Fa-f]{1,7}|x[0-9A-Fa-f]{1,2}|[^A-Za-z0-9\n]|[nrtbfave]|#?\w{0,5};")
+_LETTERS: Final = dict(
+    zip(
+        (b"\\" + bytes([each]) for each in b"nrtbfave"),
+        (b"\n\r\t\b\f\a\v\x1b"[at : at + 1] for at in range(8)),
+        strict=True,
+    )
+)
 
 
 def meant(data: bytes, around: int) -> tuple[bytes, Places] | None:
     """What a text with escapes means: of it the escapes and so many bytes around each; None if there are none.
 
-    A byte that no text has stands for what is left out between them.
+    Bytes that no text has stand for what is left out.
     """
     escapes = _in(data)
     return replaced(data, _changes(escapes, around, len(data))) if escapes else None
@@ -43,13 +55,18 @@ def _changes(escapes: list[Match[bytes]], around: int, length: int) -> Iterator[
             yield start, end, _character(one[0])
         behind = end + around
     if behind < length:
-        yield behind, length, b""
+        yield behind, length, _APART
 
 
 def uncut(data: bytes) -> bytes:
     """The data without an escape at its end that is not all there."""
     match = _CUT.search(data, max(0, len(data) - 2 * LONGEST))
     return data if match is None else data[: match.start()]
+
+
+def ends_one(data: bytes) -> bool:
+    """Whether this may be the end of an escape that begins before it."""
+    return _LEFT.fullmatch(data) is not None
 
 
 def _in(data: bytes) -> list[Match[bytes]]:
@@ -70,6 +87,8 @@ def _in(data: bytes) -> list[Match[bytes]]:
 def _character(escape: bytes) -> bytes:
     if escape in _LETTERS:
         return _LETTERS[escape]
+    if escape.startswith(b"\\U"):
+        escape = b"&#x%s;" % escape[2:]
     if escape.startswith(b"&"):
         return html.unescape(escape.decode()).encode("utf-8", "replace")
     if escape.startswith(b"\\u"):

@@ -34,7 +34,7 @@ VALUE_BYTES: Final = 1024
 FORM_BYTES: Final = 320 * 1024
 """Bytes of all forms of the known values at most. With many more, no automaton is made, or within seconds only."""
 _SHORTEST_FORM: Final = 8
-_INSTEAD: Final = ((b" ", b"+"), (b"'", b"''"), (b"'", b"'''"), (b"'", b"'\"'\"'"))
+_INSTEAD: Final = ((b" ", b"+"), (b"'", b"''"), (b"'", b"'''"), (b"'", b"'\"'\"'"), (b'"', b'""'))
 """A blank in a form; a quote in SQL and YAML, in a shell (of `'\\''`, whose escape is seen through), and by Python."""
 _NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9_-]*")
 _NESTED: Final = 2
@@ -52,7 +52,7 @@ _LINE: Final = 78
 """A line of base64 with its end has so many bytes at most."""
 _LAST: Final = re.compile(_B64 + rb"{1,76}")
 _LINE_ENDS: Final = re.compile(rb"\r?\n")
-_RETURNS: Final = re.compile(rb"\r+(?=\n)")
+_RETURNS: Final = re.compile(rb"(?<!\r)\r++(?=\n)")  # otherwise quadratic for many without a newline
 _RETURNS_ARE_LINES: Final = bytes.maketrans(b"\r", b"\n")
 _REMOVED: Final = bytes([*range(9), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F])
 # In text, U+009C ends a sequence; as a byte it is also part of other characters. The bound counts characters, and
@@ -77,6 +77,8 @@ _NEAR: Final = _WINDOW // 4
 """Hints are close with less than this between them."""
 _INNER: Final = 64
 """Hints within a token that are looked at; then only values are, or a token that repeats itself would take long."""
+_SHORTEST_TOKENS: Final = 256
+"""In so many bytes a token may begin that goes on behind the one that it is in."""
 _SHARED: Final = 8
 """So many forms have the same part, unless one has no other: any of them may be there where the part is."""
 
@@ -121,7 +123,11 @@ def forms(value: str) -> set[bytes]:
     found = {raw[at : at + VALUE_BYTES] for at in range(0, max(1, len(raw) - VALUE_BYTES), VALUE_BYTES)}
     found.add(raw[-VALUE_BYTES:])
     for piece in tuple(found):
-        found |= {piece.replace(one, instead) for one, instead in _INSTEAD}
+        text = piece
+        for _ in range(1 + _NESTED):
+            found |= {text, *(text.replace(one, instead) for one, instead in _INSTEAD)}
+            # A value with escapes of its own is read as it is meant, where it is written with others.
+            text, _ = escapes.meant(text, len(text)) or (text, [])
         for shift in range(3):
             # Only whole groups of the value: the characters at its ends depend on what stands beside it.
             groups = base64.b64encode(bytes(shift) + piece)
@@ -244,11 +250,11 @@ class _Scan:
     def _inside(self, data: bytes, place: tuple[int, int], found: list[Span], *, few: bool) -> int:
         """Note the values at a hint within a token; where the search goes on."""
         start, end = place
-        if few:
+        if few or end - start <= _SHORTEST_TOKENS:
             self._values_at(data, start, found)
             return start + 1
         self._values_in(data, start, end, found)
-        return end
+        return end - _SHORTEST_TOKENS
 
     def _note(self, hint: Any, data: bytes, found: list[Span]) -> None:
         """Note the values that have their part at a hint, and a token there."""
@@ -362,14 +368,16 @@ class _Scan:
         head = data[: escapes.LONGEST * self.longest]
         # It may begin within an escape.
         for skipped in range(escapes.LONGEST if self.escapable else 0):
+            if skipped and not escapes.ends_one(head[:skipped]):
+                continue
             text, places = escapes.meant(head[skipped:], len(head)) or (b"", [])
-            if (one := self._left_value(text)) is not None:
+            if (one := self._left_value(text)) is not None and text[: one.end] not in self.names:
                 return Span(0, skipped + before(places, one.end), one.name)
         return None
 
 
 def _back(places: Places, one: Span) -> Span:
-    """A span of what a text means, in the text."""
+    """A span of what a text means, in the text: with the whole escape that it ends with."""
     return Span(before(places, one.start), before(places, one.end), one.name)
 
 
@@ -540,7 +548,7 @@ def _before_plain(data: bytes, plain: bytes, found: list[Span]) -> list[Span]:
 
 
 def _kept(places: Places, one: Span) -> tuple[int, int]:
-    """Where a span of a text was, without what was removed behind it."""
+    """Where a span of a text was from which something was removed: without what was removed right behind it."""
     return before(places, one.start), before(places, one.end - 1) + 1
 
 

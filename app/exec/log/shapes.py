@@ -16,10 +16,11 @@ _KEY_LINES: Final = r"(?:PRIVATE|[A-Z0-9]{2,10} PRIVATE|ENCRYPTED PRIVATE|OPENSS
 
 # What stands in a key: diffs put "-" or "+" before its lines, and JSON writes their ends as `\\n`.
 _KEY: Final = r"(?:-{0,4}[A-Za-z0-9+/=\s\\:,.()]|-{5,}[AC-Za-z0-9+/=\s\\:,.()])"
-_ROW: Final = r"[A-Za-z0-9+/=]{32}[A-Za-z0-9+/=]*"
-_GAP: Final = r"[\s\\rn+-]{1,16}"
+_ROW: Final = r"[A-Za-z0-9+/]{32}[A-Za-z0-9+/=]*"
+# Between its rows: ends of lines, indents, what diffs put there, and numbers.
+_GAP: Final = r"[\s\\rn+-]{1,40}(?:\d{1,6}[:\s-]\s?)?"
 _HEADERS: Final = rf"(?:{_GAP}[A-Z][A-Za-z-]{{2,20}}: [^\n\\]{{1,100}})*"
-_LAST_ROW: Final = rf"(?:{_GAP}[A-Za-z0-9+/=]+(?:[\s\\\"]|\z))?"
+_LAST_ROW: Final = rf"(?:{_GAP}[A-Za-z0-9+/=]+(?:(?m:$)|\\[rn]))?"
 
 SHAPES: Final[dict[str, str]] = {
     "aws-key-id": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b",
@@ -43,7 +44,8 @@ SHAPES: Final[dict[str, str]] = {
 BEGUN: Final = (
     r"(?:\b(?:(?:AKIA|ASIA|ABIA|ACCA|gh[pousr]_|github_pat_|gl[a-z]{2,5}-|xox[abeoprs]-|xapp-\d-|[sr]k_(?:live|test)_"
     r"|whsec_|AIza|GOCSPX-|ya29\.|sk-|gsk_|xai-|hf_|pplx-|npm_|pypi-AgE|SG\.)[A-Za-z0-9_+/.-]{4,}"
-    r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,2}))\z"
+    r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,2})"
+    rf"|-----BEGIN {_KEY_LINES}{_HEADERS}{_GAP}[A-Za-z0-9+/=]{{1,31}})\z"
 )
 """The beginning of a token at the end of what was printed so far."""
 

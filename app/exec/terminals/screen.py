@@ -232,16 +232,16 @@ def _spans(lines: list[bytes], ends: list[bytes], mask: Mask) -> Iterator[Span]:
 
 
 def _without(lines: list[bytes], found: Sequence[Span]) -> list[bytes]:
-    """The lines with each of these spans replaced, in the line where it begins."""
+    """The lines with each of these spans, which are in order, replaced in the line where it begins."""
+    ends = [one.end for one in found]
     shown: list[bytes] = []
     begin = 0
     for line in lines:
         end, at, parts = begin + len(line), begin, list[bytes]()
-        for one in found:
-            if begin <= one.start < end:
+        for one in itertools.takewhile(lambda one: one.start < end, found[bisect.bisect_right(ends, begin) :]):  # noqa: B023 - used at once
+            if begin <= one.start:
                 parts += [line[at - begin : one.start - begin], b"[secret %s]" % one.name.encode()]
-            if one.start < end and begin < one.end:
-                at = min(one.end, end)
+            at = min(one.end, end)
         shown.append(b"".join([*parts, line[at - begin :]]))
         begin = end
     return shown

@@ -458,6 +458,82 @@ def test_a_value_is_hidden_as_other_programs_write_it(how: str) -> None:
     assert mask.hide(b"[" + shown[7:] + b"]").data[-8:] == b" behind]"
 
 
+WRITERS: dict[str, Callable[[str], str]] = {
+    "percent": lambda value: quote(value, safe=""),
+    "JSON": lambda value: json.dumps(value)[1:-1],
+    "JSON of Go": lambda value: re.sub("[<>&]", lambda each: f"\\u{ord(each[0]):04x}", json.dumps(value)[1:-1]),
+    "JSON in JSON": lambda value: json.dumps(json.dumps(value))[3:-3],
+    "all of it": lambda value: re.sub("(....)", r"\\u\1", value.encode("utf-16-be").hex()),
+    "repr": lambda value: repr(value)[1:-1],
+    "HTML": html.escape,
+    "shlex": shlex.quote,
+}
+
+
+@pytest.mark.parametrize("how", WRITERS)
+def test_what_stands_beside_an_escaped_value_stays(how: str) -> None:
+    rng, write = random.Random(how), WRITERS[how]
+    printable = LETTERS + string.punctuation.replace("%", "") + "\u00e9\u65e5\U0001f600"
+    for _ in range(300):
+        value = "".join(rng.choices(printable, k=rng.randrange(9, 40)))
+        before, behind = (
+            rng.choice(["\u65e5<\u00e9", "a b", "&amp; ", "x", "%20y", 'say "', "ls\n"]) for _ in range(2)
+        )
+        # A letter at each end, so that it is known where its text ends; "<", or nothing escaped is looked for.
+        value = f"{rng.choice(LETTERS)}{value}<{rng.choice(LETTERS)}"
+        text = f"{write(before)}{write(value)}{write(behind)}{' text' * 20}"
+        shown = mask_of(value).hide(text.encode(), ends=False).data.decode()
+        quotes = "'" if how == "shlex" else ""
+        assert shown.startswith(write(before).rstrip(quotes)), (value, shown)
+        assert shown.endswith(f"{write(behind).lstrip(quotes)}{' text' * 20}"), (value, shown)
+        assert len(shown) < len(text) - len(value) + 20, (value, shown)
+
+
+def test_a_value_with_escapes_of_its_own_is_hidden_where_it_is_written_with_others() -> None:
+    signed = "sv=2021-06-08&ss=b&srt=sco&sp=rwd&sig=abQ7cd%2Bef9gh%3D"
+    for value, shown in (
+        (signed, json.dumps(signed).replace("&", "\\u0026")),
+        (signed, html.escape(signed)),
+        ("p%40ss/word-9xK2", '"p%40ss\\/word-9xK2"'),
+        ('xY%77Rx"6>5q4cpl', '"xY%77Rx\\"6>5q4cpl"'),
+        ('ab"cdefgh9X', '"ab""cdefgh9X"'),
+    ):
+        assert mask_of(value).hide(shown.encode()).found == 1, shown
+
+
+def test_text_behind_the_last_escape_stays_wherever_a_value_ends() -> None:
+    mask = mask_of("p!sswordQ9xZkJ12345678901")
+    for form in (b"p!sswordQ9xZkJ12345678901", base64.b64encode(b"p!sswordQ9xZkJ12345678901").rstrip(b"=")[:32]):
+        for gap in range(40):
+            data = b"a%20" + b"." * gap + form + b" harmless text" * 10
+            assert mask.hide(data, ends=False).data.endswith(b" harmless text" * 10)
+
+
+def test_text_before_an_escaped_value_stays_behind_what_was_dropped() -> None:
+    for value, shown in (("sNan0tfz%", b"xxxx sNan0tfz%25"), ("sNan0tfz%", b"ls\nsNan0tfz%25 x")):
+        hidden = mask_of(value).hide(shown, torn=True).data
+        assert hidden.startswith(shown[: shown.index(b"sNan")] + b"[secret V0]")
+
+
+def test_many_returns_take_linear_time() -> None:
+    began = time.process_time()
+    for data in (b"\r" * 250_000 + b"x \r\r\n", b"\r" * 250_000 + b"x p!ssword9x\x1b[0m"):
+        mask_of("p!ssword9x").hide(data)
+    assert time.process_time() - began < 2.0
+
+
+def test_the_word_behind_a_part_of_a_private_key_stays() -> None:
+    head, row = "-----BEGIN RSA PRIVATE KEY-----", "A1b2" * 16
+    for behind in ("next line here\n", "Done\nbuild ok\n"):
+        shown = Mask("mask").hide(f"{head}\n{row}\n{behind}".encode(), ends=False).data.decode()
+        assert shown.endswith(behind.partition("\n")[2] or behind)
+        assert row not in shown
+    for numbered in ("{}:{}", "{:6}\t{}"):
+        lines = [numbered.format(number, line) for number, line in enumerate([head, *[row] * 5], 1)]
+        assert row not in Mask("mask").hide("\n".join(lines).encode()).data.decode()
+    assert row[:31] not in Mask("mask").hide(f"{head}\n{row[:31]}".encode()).data.decode()
+
+
 @pytest.mark.parametrize("cut", range(8, 20))
 def test_the_end_of_an_escaped_value_is_hidden_behind_what_was_dropped(cut: int) -> None:
     value = "aB3/dE5+fG7=hI9!kL(2)<>&-no-more-of-it"
