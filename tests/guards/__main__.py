@@ -33,6 +33,7 @@ PASSED, FAILED = 0, 1
 JOBS: Final = 2 * (os.cpu_count() or 1)
 """More than cores, since without its guard a test often waits for what does not come."""
 _SECONDS: Final = itertools.count()
+_RUNS: Final = itertools.count()
 _WITHIN: Final = "take away no further guard after this time; those whose files changed last come first"
 
 
@@ -126,11 +127,6 @@ def _copy() -> Generator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(_temporary(directory), ignore_errors=True)
-
-
-def _temporary(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}-tmp")
 
 
 @contextlib.contextmanager
@@ -160,13 +156,17 @@ def _tests(
     environ = {**os.environ, "PYTHONPATH": str(directory), "EXEC_TESTS_STRICT": "1"}
     # Hypothesis's plugin takes as long to load as all else together, and only adds options.
     options = (*options, "-p", "no:randomly", "-p", "no:hypothesispytest")
-    # Runs at the same time do not clear each other's temporary directories away.
-    options = (*options, f"--basetemp={_temporary(directory)}")
+    # A run has a directory of its own: what a test without its guard left running still writes to that of its run.
+    temporary = directory.with_name(f"{directory.name}-{next(_RUNS)}")
+    options = (*options, f"--basetemp={temporary}")
     # Its FAILED lines are what is read, whatever the configuration lets pytest print.
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--no-header", "--tb=line", *options]
-    return subprocess.run(
-        [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
-    )
+    try:
+        return subprocess.run(
+            [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _control(tests: Set[str], copies: queue.SimpleQueue[Path], jobs: int) -> tuple[Set[str], str]:
