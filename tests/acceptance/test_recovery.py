@@ -44,6 +44,18 @@ def test_items_that_waited_through_an_upgrade_and_a_roll_back_are_answered(loop:
     assert {loop.ended(item)["outcome"] for item in (first, second, third)} == {"answered"}
 
 
+def test_each_host_answers_its_items_by_its_own_newest_version(postgres_url: str) -> None:
+    with stage(postgres_url) as upgraded, stage(postgres_url) as left:
+        upgraded.hire("v1")
+        upgraded.hire("v2", WORKER_NAME="second")
+        left.hire("v1")  # the last one in the database
+        for number, loop in enumerate((upgraded, left)):
+            assert "hello" in loop.answer(loop.send("hello", f"c{number}"))
+        upgraded.workers[-1].stop()
+        upgraded.send("back again", "c2")
+        upgraded.until("v1 answers", lambda: upgraded.answers(conversation="c2"))
+
+
 def test_a_turn_of_another_step_shape_is_never_replayed_but_tried_anew(loop: Stage) -> None:
     loop.arm("turn.begun")
     loop.hire("v1")

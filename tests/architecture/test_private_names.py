@@ -189,6 +189,13 @@ def test_the_lookup_of_a_recorded_step_is_a_method_that_can_be_replaced() -> Non
     assert named[:3] == ["self", "workflow_id", "function_id"], said
 
 
+def test_the_question_for_the_newest_version_is_a_method_that_can_be_replaced() -> None:
+    used_for = "with_own_versions, without which items of a host wait while another host's worker of another version"
+    said = gone("SystemDatabase._is_latest_version", "dbos", DBOS, f"{used_for} started last")
+    assert callable(vars(SystemDatabase).get("_is_latest_version")), said
+    assert "self._is_latest_version(" in inspect.getsource(SystemDatabase.start_queued_workflows), said
+
+
 def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/queue.db"
     schema.migrate(url)

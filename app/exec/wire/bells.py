@@ -22,8 +22,8 @@ def prefix(name: str) -> str:
     return f"{name.partition('.')[0]}."
 
 
-def knock(directory: Path, name: str) -> bool:
-    """Wake all who listen to this name; never raises, and does not wait. Whether somebody heard it."""
+def knock(directory: Path, name: str = "") -> bool:
+    """Wake all who listen to this name, or to any; never raises, and does not wait. Whether somebody heard it."""
     with contextlib.suppress(OSError), short(directory) as folder:
         heard = [_knocked(f"{folder}/{one}", 0) for one in _listeners(directory, name)]
         return any(one is not False for one in heard)
@@ -51,7 +51,7 @@ def knock_one(directory: Path, name: str, *, behind: str = "", others: int = MOS
 
 
 def _listeners(directory: Path, name: str) -> list[str]:
-    return [one for one in os.listdir(directory) if one.startswith(prefix(name))]
+    return [one for one in os.listdir(directory) if not name or one.startswith(prefix(name))]
 
 
 def _knocked(path: str, others: int) -> bool | None:

@@ -133,7 +133,7 @@ def measured() -> tuple[float, float]:
 
 
 def rooms(conn: sa.Connection) -> list[Room]:
-    """The hosts with a living worker of the version that started last: others take no new items."""
+    """The hosts with a living worker, and what those of its newest version offer: others take no new items."""
     at = workers.c
     query = (
         sa.select(at.host_id, at.version, at.started_at, at.offer, hosts.c.name, hosts.c.draining_at)
@@ -145,9 +145,10 @@ def rooms(conn: sa.Connection) -> list[Room]:
     items = sa.select(host, sa.func.count()).join(turns, turns.c.conversation_id == conversations.c.id)
     busy = {row[0]: row[1] for row in conn.execute(items.where(turns.c.outcome.is_(None)).group_by(host))}
     found: dict[str, Room] = {}
-    alive = conn.execute(query).all()
-    newest = max((row.started_at, row.version) for row in alive)[1] if alive else ""
-    for row in (row for row in alive if row.version == newest):
+    newest: dict[str, str] = {}
+    for row in conn.execute(query):
+        if row.version != newest.setdefault(row.host_id, row.version):
+            continue
         offer = Offer.from_json(row.offer)
         if (known := found.get(row.host_id)) is not None:
             # The last one that started has the newest settings.

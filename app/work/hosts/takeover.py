@@ -60,7 +60,6 @@ class Takeover:
     """When each heartbeat was seen first, by executor id and its time."""
     _looked: float = field(init=False, default=-math.inf)
     _idle_before: set[str] = field(init=False, default_factory=set[str])
-    _waits_for: str = field(init=False, default="")
 
     async def once(self) -> None:
         """Put the turns of dead workers back on the queue, each worker's in one transaction.
@@ -86,7 +85,6 @@ class Takeover:
             why, taken = await self.database.write(self._take, executor_id)
             if taken:
                 log.warning("%s: %d turns taken over: %s", why, len(taken), ", ".join(taken))
-        await self._run_what_waits({worker.version for worker in known.values() if worker.state == "alive"})
 
     async def _hand_on_what_was_dropped(self) -> None:
         pending = await asyncio.to_thread(self._pending, self.me[0])
@@ -155,31 +153,6 @@ class Takeover:
         taken = [item for items in by_queue.values() for item in items]
         _note(conn, taken, executor_id, f"{why}: another worker continues this turn.")
         return why, taken
-
-    async def latest(self) -> str:
-        """The version that gets items without one: by DBOS's rule, the one that started last."""
-        return (await self.client.get_latest_application_version_async())["version_name"]
-
-    async def _run_what_waits(self, here: Collection[str]) -> None:
-        """Make items without a version run."""
-        latest = await self.latest()
-        waits_for, self._waits_for = self._waits_for, "" if latest in here else latest
-        if latest in here:
-            return
-        if latest in await self.database.read(_versions):
-            if waits_for != latest:
-                log.warning("new items of this host wait: version %s started last, and only other hosts run it", latest)
-            return
-        await self.client.set_latest_application_version_async(self.me[1])
-        log.warning("no living worker is of version %s: new items go to version %s from now on", latest, self.me[1])
-
-
-def _versions(conn: sa.Connection) -> set[str]:
-    """Versions of all hosts' workers, including those that may be restarting."""
-    query = sa.select(workers.c.version).where(
-        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - 2 * LEASE_S
-    )
-    return set(conn.execute(query).scalars())
 
 
 def _note(conn: sa.Connection, items: Sequence[str], executor_id: str | None, text: str) -> None:

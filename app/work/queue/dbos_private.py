@@ -113,6 +113,19 @@ def without_lookups(dbos: DBOS, first: Container[str]) -> None:
     vars(database)["check_operation_execution"] = looked_up
 
 
+def with_own_versions(dbos: DBOS, newest: Callable[[], bool]) -> None:
+    """Give this process items without a version while it is of the `newest` one; after the launch of `dbos`.
+
+    By itself DBOS gives them to the version that started last in the whole database, of whichever host.
+    """
+    database = vars(type(dbos))["_sys_db"].fget(dbos)
+
+    def is_newest(*_: object) -> bool:
+        return newest()
+
+    vars(database)["_is_latest_version"] = is_newest
+
+
 def with_short_waits() -> None:
     """Have DBOS repeat what the database refused after at most `LONGEST_S`, in this process.
 

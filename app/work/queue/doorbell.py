@@ -110,7 +110,8 @@ class Notifications:
                         return _tell_of_the_pooler(shown(url))
                     await connection.execute(f"LISTEN {CHANNEL}")
                     told = False
-                    self._heard_from_now_on()
+                    self._rings = True
+                    knock(self._home / layout.BELLS)  # all of this host: items may have come before
                     async for note in connection.notifies():
                         self._pass_on(note.payload)
             except psycopg.Error as error:

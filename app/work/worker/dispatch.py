@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shellback.work.queue.bells import Bell
-from shellback.work.queue.dbos_private import count_turns, take_items
+from shellback.work.queue.dbos_private import count_turns, take_items, with_own_versions
 from shellback.work.queue.queues import POLL_S
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Dispatch:
         self._slots = slots
         self._bells: dict[str, Bell] = {}
         self._threads: list[threading.Thread] = []
+        self._takes_new = True
 
     def prepare(self, dbos: DBOS) -> None:
         """Count turns from now on; before the launch of `dbos`, which resumes turns."""
@@ -46,7 +47,8 @@ class Dispatch:
         count_turns(dbos, self._bells)
 
     async def start(self, dbos: DBOS) -> None:
-        """Register the queues and take their items from now on."""
+        """Register the queues and take their items from now on; after the launch of `dbos`."""
+        with_own_versions(dbos, lambda: self._takes_new)
         await self._doorbell.listen(self._executor_id, {name: bell.hear for name, bell in self._bells.items()})
         for name, bell in self._bells.items():
             queue = await asyncio.to_thread(self._registered, dbos, name)
@@ -76,9 +78,12 @@ class Dispatch:
                 bell.wait(AGAIN_S)
 
     def take(self, *, new: bool) -> None:
-        """Whether `new` items are for this worker: DBOS gives them to the version that started last."""
+        """Whether `new` items are for this worker: those without a version are not for one of an older version."""
+        again, self._takes_new = new and not self._takes_new, new
         for bell in self._bells.values():
             bell.takes = new
+            if again:
+                bell.ring()  # for items that came meanwhile
 
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""

@@ -229,7 +229,7 @@ class Worker:
 
     async def _renew(self, begun: float) -> bool:
         """Renew the lease; whether the host drains and is empty."""
-        held, empty, mixed = await self.database.write(_heartbeat, self.config)
+        held, empty, older = await self.database.write(_heartbeat, self.config)
         if not held:
             # Our row was pruned because the machine slept or its clock leapt, or it is another's.
             await self.database.write(_register, self.config)
@@ -237,7 +237,7 @@ class Worker:
             # Others took us for gone; a copy of our state directory may have begun meanwhile.
             await self.database.write(_alone, self.config)
         if self._dispatch is not None:
-            self._dispatch.take(new=not mixed or await self.takeover.latest() == self.config.version)
+            self._dispatch.take(new=not older)
         return empty
 
     def _patience_s(self, now: float) -> float | None:
@@ -344,26 +344,31 @@ def _alone(conn: sa.Connection, config: WorkerConfig) -> None:
     # All names of the host: two machines may start at once.
     rows.lock_name(conn, f"workers of {config.host_id}")
     elsewhere = ~workers.c.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
-    other = conn.execute(sa.select(workers).where(*_others(conn, config), elsewhere).limit(1)).first()
+    others = *_alive(conn, config.host_id), workers.c.executor_id != config.executor_id
+    other = conn.execute(sa.select(workers).where(*others, elsewhere).limit(1)).first()
     if other is not None:
         raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
 
 
-def _others(conn: sa.Connection, config: WorkerConfig) -> tuple[sa.ColumnElement[bool], ...]:
-    """Other workers of this host that are alive; a heartbeat far ahead was before the database's clock was set back."""
+def _alive(conn: sa.Connection, host_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Workers of a host that are alive; a heartbeat far ahead was before the database's clock was set back."""
     its, now = workers.c, rows.clock(conn)
     alive = its.heartbeat_at.between(now - roster.LEASE_S, now + roster.LEASE_S)
-    return its.host_id == config.host_id, its.executor_id != config.executor_id, its.stopped_at.is_(None), alive
+    return its.host_id == host_id, its.stopped_at.is_(None), alive
 
 
 def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool, bool]:
-    """Whether the executor id is held, whether its host drains and is empty, and whether it has other versions."""
+    """Whether the executor id is held, whether its host drains and is empty, and whether it has a newer version.
+
+    The newest version of a host is that of its living worker that started last.
+    """
     # Our row first, as in `_register`, then the row that all workers of the host share.
     now = {"heartbeat_at": rows.clock(conn), "offer": config.offer().to_json()}
     held = rows.change_some(conn, workers, *_ours(config), **now)
     drains = hosts.heard_of(conn, config.host_id)
-    versions = sa.select(sa.literal(1)).where(*_others(conn, config), workers.c.version != config.version)
-    return bool(held), drains and placing.empty(conn, config.host_id), rows.exists(conn, versions)
+    newest = sa.select(workers.c.version).where(*_alive(conn, config.host_id)).order_by(workers.c.started_at.desc())
+    older = conn.execute(newest.limit(1)).scalar() not in {None, config.version}
+    return bool(held), drains and placing.empty(conn, config.host_id), older
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:

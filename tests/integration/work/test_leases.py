@@ -126,31 +126,34 @@ async def test_a_worker_that_was_paused_stops_if_a_copy_of_its_host_began_meanwh
 
 
 class Taking:
-    """What a dispatch is told, and a takeover that knows the newest version."""
+    """What a dispatch is told."""
 
-    def __init__(self, newest: str) -> None:
-        self.newest = newest
+    def __init__(self) -> None:
         self.told: list[bool] = []
-
-    async def latest(self) -> str:
-        return self.newest
 
     def take(self, *, new: bool) -> None:
         self.told.append(new)
 
 
-@pytest.mark.parametrize("newest", [True, False])
-async def test_a_worker_is_rung_for_new_items_unless_they_are_for_another_version(
-    db: Database, monkeypatch: pytest.MonkeyPatch, newest: bool
+async def test_new_items_are_for_the_newest_version_of_a_host_that_lives(
+    db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.write_now(working._register, FIRST)
-    beating = Beating(db, monkeypatch)
-    taking: Any = Taking(FIRST.version if newest else "another")
-    beating.worker.takeover = beating.worker._dispatch = taking
+    beating, taking = Beating(db, monkeypatch), Taking()
+    dispatch: Any = taking
+    beating.worker._dispatch = dispatch
     await beating.beats(5.0)
-    db.write_now(working._register, replace(FIRST, executor_id="w2", version="another"))
+    db.write_now(working._register, replace(FIRST, executor_id="far", host_id="another", version="another"))
     await beating.beats(5.0)
-    assert taking.told == [True, newest]
+    assert taking.told == [True, True], "another host's version is nothing to it"
+    newer, same = replace(FIRST, executor_id="w2", version="another"), replace(FIRST, executor_id="w3")
+    for config, new in ((newer, False), (same, True), (newer, False)):
+        db.write_now(working._register, config)
+        await beating.beats(5.0)
+        assert taking.told.pop() is new
+    let_the_lease_end(db, "w2")
+    await beating.beats(5.0)
+    assert taking.told.pop() is True
 
 
 def test_of_two_machines_with_the_id_of_a_host_that_start_at_once_one_is_refused(db: Database) -> None:

@@ -242,11 +242,11 @@ def test_a_worker_of_another_version_may_offer_more_or_nothing(town: Town) -> No
         assert room.offer.slots == (3 if offer else 0)
 
 
-def test_hosts_whose_workers_are_all_of_a_former_version_take_nothing_new(town: Town) -> None:
-    town.host("a", version="before")
-    town.host("b", version="after")
-    town.send("c1", here="a")
-    assert town.home() == "b"
+def test_a_host_has_the_slots_of_its_newest_version(town: Town) -> None:
+    for host, worker, version in ("a", "w", "before"), ("b", "w", "before"), ("b", "w2", "after"), ("b", "w3", "after"):
+        town.host(host, worker=worker, version=version)
+    found = town.db.read_now(placing.rooms)
+    assert {room.host_id: room.offer.slots for room in found} == {"a": 10, "b": 20}
 
 
 def test_a_drain_waits_for_what_is_being_placed_and_what_comes_later_is_not_placed_there(postgres: Database) -> None:

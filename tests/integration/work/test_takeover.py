@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -51,7 +50,6 @@ class FakeClient:
 
     items: list[Item] = field(default_factory=list[Item])
     resumed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    latest: str = VERSION
 
     def list_workflows(self, *, status: str, queue_name: list[str], executor_id: str | None, **_: Any) -> list[Item]:
         return [
@@ -66,12 +64,6 @@ class FakeClient:
     def resume_workflows(self, ids: list[str], *, queue_name: str) -> None:
         self.resumed += [(item, queue_name) for item in ids]
         self.items = [replace(item, status="ENQUEUED") if item.workflow_id in ids else item for item in self.items]
-
-    async def get_latest_application_version_async(self) -> dict[str, str]:
-        return {"version_name": self.latest}
-
-    async def set_latest_application_version_async(self, version: str) -> None:
-        self.latest = version
 
 
 class Bench:
@@ -286,35 +278,6 @@ async def test_the_conversation_says_who_lost_its_turn(bench: Bench) -> None:
     told = [event for event in bench.db.read_now(stream.after, "c1", 0) if event.kind == roster.TAKEN_OVER]
     assert "worker a is dead (last heard of 6 s ago)" in told[0].payload["text"]
     assert bench.db.read_now(roster.lost_turns) == {"a": 1}
-
-
-async def test_items_without_a_version_go_to_who_lives_when_nobody_of_the_latest_does(bench: Bench) -> None:
-    bench.client.latest = "v2"
-    bench.at("", status="ENQUEUED")
-    bench.worker("new", version="v2", quiet_s=20.0)
-    await bench.takeover.once()
-    assert bench.client.latest == "v2"
-    bench.db.write_now(lambda conn: conn.execute(sa.delete(workers).where(workers.c.executor_id == "new")) and None)
-    await bench.takeover.once()
-    assert bench.client.latest == VERSION
-
-
-async def test_a_host_whose_items_wait_for_the_version_of_another_says_so_once(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench.client.latest = "v2"
-    bench.at("", status="ENQUEUED")
-    bench.worker("far", version="v2")
-    bench.db.write_now(
-        lambda conn: conn.execute(sa.update(workers).where(workers.c.version == "v2").values(host_id="host2")) and None
-    )
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            await bench.takeover.once()
-    assert [record.getMessage() for record in caplog.records] == [
-        "new items of this host wait: version v2 started last, and only other hosts run it"
-    ]
-    assert bench.client.latest == "v2"
 
 
 async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_with_an_alarm(talk: Talk) -> None:
