@@ -42,6 +42,7 @@ from shellback.storage.tokens import Kind, Token, digest_of
 log = logging.getLogger(__name__)
 
 HEALTH: Final = "/healthz"
+LATE: Final = 408
 NOBODYS_BYTES: Final = 16 * 1024
 NOBODYS_S: Final = 5.0
 """The body of a request without a token or login in force, and the time until it is here: it is a login."""
@@ -143,13 +144,13 @@ class Application:
         path, headers = scope["path"], Headers(scope=scope)
         mount = next((one for one in self._mounts if f"{path}/".startswith(f"{one.path}/")), None)
         if path == HEALTH:
-            await _closing(JSONResponse({"status": "ok"}))(scope, receive, send)
+            await _last(JSONResponse({"status": "ok"}), scope, receive, send)
         elif (foreign := self._foreign(headers)) is not None:
-            await _closing(foreign)(scope, receive, send)
+            await _last(foreign, scope, receive, send)
         elif mount is None:
             there = ", ".join(one.path for one in self._mounts)
             nothing = refusal(404, "nothing is at this path", f"the paths are {there}")
-            await _closing(nothing)(scope, receive, send)
+            await _last(nothing, scope, receive, send)
         else:
             await self._to(mount, headers, scope, receive, send)
 
@@ -166,7 +167,7 @@ class Application:
     async def _to(self, mount: Mount, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         secret = mount.secret(headers)
         if secret is None and not mount.open:
-            await _closing(_unauthorised(None))(scope, receive, send)
+            await _last(_unauthorised(None), scope, receive, send)
             return
         with self._access.used("") as nobodys, self._access.used(digest_of(secret or "")) as use:
             try:
@@ -176,13 +177,13 @@ class Application:
                     await self._admitted(mount, None, nobodys, scope, receive, send)
                     return
                 log.warning("a token cannot be looked up: %s", error)
-                await _closing(mount.sorry(scope))(scope, receive, send)
+                await _last(mount.sorry(scope), scope, receive, send)
                 return
             if mount.open and (found is None or found.state != "active" or found.kind != mount.kind):
                 await self._admitted(mount, None, nobodys, scope, receive, send)
                 return
             if found is None or found.state != "active":
-                await _closing(_unauthorised(why_not(found)))(scope, receive, send)
+                await _last(_unauthorised(why_not(found)), scope, receive, send)
                 return
             if found.kind != mount.kind:
                 await self._of_another_kind(mount, found)(scope, receive, send)
@@ -202,9 +203,9 @@ class Application:
     async def _admitted(
         self, mount: Mount, found: Credential | None, use: Use, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        limits, whose = self._limits, found.digest if found else ""
+        limits, whose, refused = self._limits, found.digest if found else "", _refused
         if found is None:
-            limits, send = replace(limits, body_bytes=NOBODYS_BYTES, body_s=NOBODYS_S), _last_answer(send)
+            limits, refused = replace(limits, body_bytes=NOBODYS_BYTES, body_s=NOBODYS_S), _last
         if self._calls[whose] >= limits.calls:
             answer = refusal(
                 429,
@@ -212,15 +213,16 @@ class Application:
                 "repeat this one when one of them is answered, or use another token",
                 {"retry-after": "1"},
             )
-            await answer(scope, receive, send)
+            await refused(answer, scope, receive, send)
             return
         self._calls[whose] += 1
         try:
             whole = await _whole(Headers(scope=scope), receive, limits)
             if isinstance(whole, Response):
-                await whole(scope, receive, send)
+                await refused(whole, scope, receive, send)
             elif whole is not None:
-                await _until_over(use, mount.app, {**scope, _CALLER: found}, whole, send)
+                told = send if found else _last_answer(send)
+                await _until_over(use, mount.app, {**scope, _CALLER: found}, whole, told)
         finally:
             self._calls[whose] -= 1
             self._calls += Counter()  # without those at zero
@@ -237,10 +239,25 @@ def _last_answer(send: Send) -> Send:
     return sent
 
 
-def _closing(answer: Response) -> Response:
-    """An answer without a token in force, after which the connection is closed: nobody holds one without a token."""
-    answer.headers["connection"] = "close"
-    return answer
+async def _refused(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer, and keep the connection: uvicorn reads what is left of the body."""
+    await answer(scope, receive, send)
+
+
+async def _last(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer without a token in force, and close the connection: nobody holds one without a token.
+
+    What is left of the body is read before, within bounds, and thrown away: a connection that is closed while bytes
+    of it are unread is reset, and then the client loses the answer (RFC 9112, section 9.6).
+    """
+    left, more = Limits().body_bytes, answer.status_code != LATE
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(NOBODYS_S):
+            while more and left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                more = message.get("more_body", False)
+    await answer(scope, receive, _last_answer(send))
 
 
 def _unauthorised(why: str | None) -> Response:
@@ -278,7 +295,7 @@ async def _whole(headers: Headers, receive: Receive, limits: Limits) -> Receive 
                     return long
     except TimeoutError:
         late = f"the request was not here within {limits.body_s:g} s; nothing was done"
-        return refusal(408, late, "repeat it", {"connection": "close"})
+        return refusal(LATE, late, "repeat it", {"connection": "close"})
     first = deque[Message]([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
     async def again() -> Message:

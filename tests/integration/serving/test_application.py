@@ -36,6 +36,8 @@ pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(body_bytes=1000, body_s=0.5, calls=3)
 PATIENCE_S = 30.0
+BODY = b"x" * 500_000
+"""More than the buffers of a connection take at once."""
 
 
 class Site:
@@ -206,6 +208,33 @@ async def test_a_connection_that_gave_no_token_is_closed_after_its_answer(sqlite
         writer.write(request("of nobody", line))
         async with asyncio.timeout(PATIENCE_S):
             assert b"connection: close" in (await reader.read()).lower()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "status"),
+    [
+        ("GET /healthz", "", 200),
+        ("POST /app/told", "", 401),
+        ("POST /nothing", "", 404),
+        ("POST /app/told", "evil", 421),
+    ],
+)
+async def test_the_last_answer_of_a_connection_reaches_a_client_whose_body_comes_later(
+    sqlite: Database, line: str, host: str, status: int
+) -> None:
+    async with site(sqlite) as one:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(one.url).port)
+        head = request("of nobody", line, f"Content-Length: {len(BODY)}\r\n").decode()
+        writer.write(head.replace("Host: 127.0.0.1", f"Host: {host or '127.0.0.1'}").encode() + BODY[:1])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await reader.read(1)
+        writer.write(BODY[1:])
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await reader.read()
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert answer.endswith(b"}")
         writer.close()
 
 
