@@ -148,6 +148,7 @@ class Settings(BaseModel):
     host_labels: str = setting(
         "", "names with commas between them, of letters, digits and . _ -", pattern=rf"^({LABELS})?$"
     )
+    listen: str = setting("", "empty, or ADDRESS:PORT, an address of this machine", pattern=r"^(\S+:\d{1,5})?$")
     turn_slots: int = count(32, 1, 256)
     wake_slots: int = count(16, 1, 256)
     turn_max_requests: int = count(100, 1, 10_000)
@@ -339,6 +340,17 @@ class Settings(BaseModel):
         if found.startswith("sqlite") or (found and str(info.data.get("database_url")).startswith("sqlite")):
             raise ValueError("only Postgres has poolers")
         return found
+
+    @field_validator("listen")
+    @classmethod
+    def _reached(cls, value: str, info: ValidationInfo) -> str:
+        if value and str(info.data.get("database_url")).startswith("sqlite"):
+            raise ValueError("workers elsewhere need Postgres: SQLite has one worker")
+        if value and not 0 < int(value.rpartition(":")[2]) < 65536:
+            raise ValueError("the port is 1 to 65535")
+        if value.rpartition(":")[0].strip("[]") in {"0.0.0.0", "::", "*"}:  # noqa: S104 - refused
+            raise ValueError("name the address at which workers elsewhere reach this machine")
+        return value
 
     def of_workspace(self, name: str, own: Mapping[str, Any]) -> Self:
         """These settings as they are in the named workspace, which has its `own` values for some of them.

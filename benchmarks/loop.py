@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ PATIENCE_S: Final = 60.0
 class Stage:
     """A state directory with its database, and a worker as a process of its own."""
 
-    def __init__(self, where: Ground, **environ: str) -> None:
+    def __init__(self, where: Ground, command: str = "worker", **environ: str) -> None:
         from shellback.cli.children import WorkerChild
         from shellback.settings import Settings, plain_environment
         from shellback.wiring import wiring
@@ -52,7 +53,7 @@ class Stage:
         try:
             self.place = self._stack.enter_context(wiring.place(self.settings))
             self.enqueuer = self._stack.enter_context(wiring.enqueuing(self.place))
-            self.worker = WorkerChild(self.place, self.environ)
+            self.worker = WorkerChild(self.place, self.environ, [sys.executable, "-m", "shellback", command])
             self._stack.callback(self._end)
             self.worker.wait_ready()
         except BaseException:

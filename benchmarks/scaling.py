@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, say
 from benchmarks.loop import BATCH, Stage, Waiting, stage
 from benchmarks.rig import ground
+
+if TYPE_CHECKING:
+    from shellback.cli.children import WorkerChild
 
 WORKERS: Final = (1, 2, 4, 8)
 SLOTS: Final = 4
@@ -105,6 +110,58 @@ def hosts(options: Options) -> Mapping[str, Reading]:
     }
 
 
+def elsewhere(options: Options) -> Mapping[str, Reading]:
+    """Ends of processes of a host whose turns run elsewhere, and of one that runs its own."""
+    from tests.databases import TEMPLATE, NoPostgres, serving_postgres
+
+    try:
+        with ExitStack() as stack:
+            server = stack.enter_context(serving_postgres(durable=True))
+            url = server.url(server.create(TEMPLATE))
+            own = Stage(ground(options.directory), DATABASE_URL=url)
+            stack.callback(own.close)
+            far = Stage(ground(options.directory), "host", DATABASE_URL=url, LISTEN=f"127.0.0.1:{_free_port()}")
+            stack.callback(far.close)
+            stack.callback(_away(far, options).stop)
+            took = {
+                name: sorted(1000 * one for one in _ended(on, name)) for name, on in {"own": own, "far": far}.items()
+            }
+    except NoPostgres as error:
+        return absent(OF_ELSEWHERE, str(error))
+    here, there = took["own"], took["far"]
+    note = f"{there[-1]:.0f} ms at most; a host with its own worker: {here[-1]:.0f} ms at most"
+    middle = len(there) // 2
+    return {"elsewhere exit to turn": Reading(measured=there[middle], baseline=here[middle], note=note)}
+
+
+def _ended(on: Stage, name: str) -> list[float]:
+    say(f"elsewhere: {BATCH} processes end, {name}")
+    first = 0 if name == "own" else BATCH
+    return Waiting(on, range(first, first + BATCH)).each(_nothing)
+
+
+def _away(host: Stage, options: Options) -> WorkerChild:
+    """A worker elsewhere for the turns of this host, ready."""
+    from shellback.cli.children import WorkerChild
+    from shellback.storage import members
+    from shellback.work.elsewhere.certificates import fingerprint_of, of_machine
+
+    away = ground(options.directory)
+    text, _ = host.write(members.invite, host.place.host_id, "away")
+    certificate = of_machine(away.home)[1]
+    host.write(members.join, text, certificate, fingerprint_of(certificate))
+    environ = {**host.environ, "SHELLBACK_HOME": str(away.home), "WORKSPACE_ROOT": str(away.workspace), "LISTEN": ""}
+    words = [sys.executable, "-m", "shellback", "worker", "--for", host.place.host_id]
+    made = WorkerChild(host.place, environ, words)
+    made.wait_ready()
+    return made
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def _nothing() -> None:
     pass
 
@@ -191,7 +248,16 @@ OF_HOSTS: Final = (
     Figure(name="hosts exit to turn", says="process exit to its turn's start, 4 such hosts at rest", limit=100.0),
 )
 
+OF_ELSEWHERE: Final = (
+    Figure(
+        name="elsewhere exit to turn",
+        says="process exit to its turn's start at a worker elsewhere, at rest / at the host's own, Postgres",
+        limit=100.0,
+    ),
+)
+
 BENCHES = (
+    Bench(name="elsewhere", run=elsewhere, figures=OF_ELSEWHERE, limit_s=300),
     Bench(name="workers", run=curve, figures=FIGURES, limit_s=600),
     Bench(name="hosts", run=hosts, figures=OF_HOSTS, limit_s=900),
 )

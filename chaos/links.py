@@ -1,4 +1,4 @@
-"""The links of a host to its database: relays that are cut, fall silent or get slow."""
+"""The links of a host, to its database or its workers elsewhere: relays that are cut, fall silent or get slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 Fault = Literal["cut", "silent", "mute", "slow"]
 """`cut`: no connection stands or is made. `silent`: nothing goes through, and later all of it. `mute`: only answers
@@ -20,6 +20,8 @@ SLOW_S: Final = 0.2
 """By so much is each piece late."""
 CLOSE_S: Final = 5.0
 _SOCKET: Final = ".s.PGSQL.5432"
+T = TypeVar("T")
+_Connect = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 class Link:
@@ -55,9 +57,16 @@ class Link:
         """The directory of a socket that leads to the one in `target`."""
         ours = self._directory / str(len(self._servers))
         ours.mkdir(mode=0o755)
-        self._do(self._listen(ours / _SOCKET, target / _SOCKET))
+        leads = self._leads(lambda: asyncio.open_unix_connection(target / _SOCKET))
+        self._servers.append(self._do(asyncio.start_unix_server(leads, ours / _SOCKET)))
         (ours / _SOCKET).chmod(0o777)
         return ours
+
+    def to_port(self, target: int) -> int:
+        """A port of this machine that leads to the port `target` of it."""
+        leads = self._leads(lambda: asyncio.open_connection("127.0.0.1", target))
+        self._servers.append(server := self._do(asyncio.start_server(leads, "127.0.0.1", 0)))
+        return int(server.sockets[0].getsockname()[1])
 
     def break_(self, fault: Fault) -> None:
         """Begin a fault, for `heal` to end."""
@@ -67,8 +76,8 @@ class Link:
         """End the fault."""
         self._do(self._break(None))
 
-    def _do(self, what: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
+    def _do(self, what: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
     async def _break(self, fault: Fault | None) -> None:
         self._fault = fault
@@ -78,20 +87,15 @@ class Link:
         for passes, faults in ((self._passing, {"silent"}), (self._answering, {"silent", "mute"})):
             (passes.clear if fault in faults else passes.set)()
 
-    async def _listen(self, ours: Path, theirs: Path) -> None:
+    def _leads(self, connect: _Connect) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with suppress(OSError):
-                await self._relay(reader, writer, lambda: asyncio.open_unix_connection(theirs))
+                await self._relay(reader, writer, connect)
             writer.close()
 
-        self._servers.append(await asyncio.start_unix_server(serve, ours))
+        return serve
 
-    async def _relay(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        connect: Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
-    ) -> None:
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connect: _Connect) -> None:
         if self._is_cut():
             return
         await self._passing.wait()

@@ -112,7 +112,9 @@ def _unwatched(conn: sa.Connection, host_id: str) -> Check:
         text = f"{stale} session(s) of an earlier boot are not settled"
         return Check("sessions", "warn", text, "the next worker reports them as lost(machine_rebooted)")
     beating = sa.select(workers.c.host_id).where(
-        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S
+        workers.c.stopped_at.is_(None),
+        workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
+        ~workers.c.elsewhere,
     )
     alive = set(conn.execute(beating).scalars())
     if not roster.there(conn, host_id):

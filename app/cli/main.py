@@ -38,10 +38,11 @@ SECTIONS: Final = {
         "queue": ("queue", "Show waiting items, running turns and blocked conversations."),
         "events": ("events", "Show events in order; with --follow, as they happen."),
         "workers": ("worker", "List workers with host, state and version."),
-        "hosts": ("worker", "List hosts with their workers, processes and room; drain one."),
+        "hosts": ("worker", "List hosts with workers, processes and room; drain one, invite machines."),
     },
     "Operation": {
-        "worker": ("worker", "Run turns for this host until it is told to stop."),
+        "worker": ("worker", "Run turns for this host, or another one (--for), until it is told to stop."),
+        "host": ("worker", "Keep workspaces and processes for turns that workers elsewhere run."),
         "mcp": ("mcp", "Offer the tools to an MCP client, on standard input and output."),
         "serve": ("serve", "Serve the console to people, and tools to MCP clients, over HTTP."),
         "tokens": ("tokens", "Make, list or revoke the tokens of clients over HTTP."),

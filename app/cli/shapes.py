@@ -19,6 +19,7 @@ from shellback.exec.core.model import PodmanWorkspace
 from shellback.exec.reports.connections import Connection
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.storage.accounts import Account
+from shellback.storage.members import Member
 from shellback.work.approvals.audit import Entry
 from shellback.work.hosts.loads import Load
 from shellback.work.hosts.roster import Employed
@@ -287,6 +288,13 @@ class Drain:
 
 
 @_shape
+class Invited(Member):
+    """A machine that is invited, and the text of its invitation, which is kept nowhere."""
+
+    invitation: str
+
+
+@_shape
 class Pruned:
     """How many rows were deleted, or would be, by kind."""
 
@@ -545,6 +553,10 @@ SHAPES: Final = {
     "findings show": Shape(FoundInFull),
     "hosts": Shape(list[Load]),
     "hosts drain": Shape(Drain),
+    "hosts invite": Shape(Invited),
+    "hosts join": Shape(Member),
+    "hosts members": Shape(list[Member]),
+    "hosts revoke": Shape(Member),
     "init": Shape(Begun),
     "kill": Shape(Ended | list[Ended]),
     "logs": Shape(Output),

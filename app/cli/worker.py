@@ -1,4 +1,4 @@
-"""`shellback worker`, `workers`, `hosts` and `supervisor`."""
+"""`shellback worker`, `host`, `workers`, `hosts` and `supervisor`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from shellback.cli.children import ON_THE_HOST, make_default, stop_with_stdin
+from shellback.cli.options import Lasting
 from shellback.cli.shared import (
     Columns,
     Commands,
@@ -28,6 +30,7 @@ from shellback.cli.shared import (
     show,
     stamp,
     table_lines,
+    utf8,
 )
 from shellback.exec.core.display import age, visible_line
 from shellback.exec.core.errors import ExecError, SupervisorAbsent
@@ -42,7 +45,9 @@ from shellback.wiring.choice import Choice, choose
 if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.settings import Settings
+    from shellback.storage.members import Member
     from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
     from shellback.work.hosts.loads import Load
     from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
@@ -54,8 +59,9 @@ SHOWN: Final = 10
 
 
 @click.command()
+@click.option("--for", "host", metavar="HOST", help="Run turns of another machine's host, which this one has joined.")
 @click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as after SIGTERM.")
-def worker(while_stdin: bool) -> None:
+def worker(host: str | None, while_stdin: bool) -> None:
     """Run turns for this host until SIGTERM or Ctrl-C; then let running turns end, and exit.
 
     Running turns get DRAIN_SECONDS to end; a second SIGTERM or Ctrl-C cuts them off at once. The next worker continues
@@ -69,20 +75,45 @@ def worker(while_stdin: bool) -> None:
     Processes of agents keep running without the worker. The next worker takes over the processes and turns that the
     last one left.
 
+    With --for the turns run here, and their commands and files are on the machine of HOST, which has LISTEN set. This
+    machine needs the database, the model's key and the agent, and no sandbox. `shellback hosts invite` on HOST and
+    `shellback hosts join` here make them known to each other.
+
     \b
       ENABLE_EXECUTE=true shellback worker
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
+      ENABLE_EXECUTE=true shellback worker --for web-2
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if host is None:
+        _run(turns=True, while_stdin=while_stdin)
+    else:
+        _run_for(host, while_stdin=while_stdin)
+
+
+@click.command()
+@click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as after SIGTERM.")
+def host(while_stdin: bool) -> None:
+    """Keep the workspaces and processes of this machine, for turns that workers elsewhere run, until SIGTERM or Ctrl-C.
+
+    It is what `shellback worker` is, without the turns: it needs no model and no key. Workers on other machines reach
+    it at LISTEN (`shellback worker --for`). Processes keep running without it, and the next one takes them over.
+
+    \b
+      ENABLE_EXECUTE=true LISTEN=10.0.0.7:7443 shellback host
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if not load_settings().listen:
+        raise Refused("LISTEN is not set, so no worker would reach this host: set it to ADDRESS:PORT of this machine")
+    _run(turns=False, while_stdin=while_stdin)
+
+
+def _run(*, turns: bool, while_stdin: bool) -> None:
     from shellback.wiring import wiring
 
-    linux.one_heap()
-    settings = lasting_settings()
-    configure(settings.log_level, settings.log_format)
-    wiring.arm_crash_points(settings)
+    settings = _begun()
     make_default(settings)
     chosen = choose(settings)
     try:
-        with wiring.place(settings) as where, wiring.worker(where, chosen.backend) as built:
+        with wiring.place(settings) as where, wiring.worker(where, chosen.backend, turns=turns) as built:
             note_workspace(where.home, chosen.backend.workspace)
             _announce(settings, chosen)
             if while_stdin and chosen.fallen_back:
@@ -90,6 +121,53 @@ def worker(while_stdin: bool) -> None:
             asyncio.run(_serve(where, built, while_stdin=while_stdin))
     except ExecutorTaken as taken:
         raise Refused(_taken(taken, settings)) from None
+
+
+def _begun() -> Settings:
+    from shellback.wiring import wiring
+
+    linux.one_heap()
+    settings = lasting_settings()
+    configure(settings.log_level, settings.log_format)
+    wiring.arm_crash_points(settings)
+    return settings
+
+
+def _run_for(named: str, *, while_stdin: bool) -> None:
+    from shellback.storage import members
+    from shellback.wiring import elsewhere, wiring
+    from shellback.work.elsewhere.certificates import fingerprint_of, of_machine
+    from shellback.work.errors import HostUnfit, HostUnreachable
+
+    settings = _begun()
+    with wiring.place(settings) as own:
+        found = _host_named(own, named)
+        if found.host_id == own.host_id:
+            raise Refused(f"{found.name} is the host of this state directory: leave --for out, or set SHELLBACK_HOME")
+        ours = fingerprint_of(of_machine(own.home)[1])
+        if ours not in own.database.read_now(members.trusted, found.host_id):
+            raise Refused(
+                f"this machine has not joined host {found.name}, or was revoked: `shellback hosts invite NAME` there"
+                " prints an invitation, `shellback hosts join` takes it here"
+            )
+        where = elsewhere.place_elsewhere(own, found.host_id)
+        if not settings.enable_execute:
+            log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
+        try:
+            with elsewhere.worker_elsewhere(own, where) as built:
+                asyncio.run(_serve(where, built, while_stdin=while_stdin))
+        except ExecutorTaken as taken:
+            raise Refused(_taken(taken, where.settings)) from None
+        except (HostUnfit, HostUnreachable) as error:
+            raise Refused(str(error)) from None
+
+
+def _host_named(where: Place, named: str) -> Host:
+    from shellback.cli.adopt import host_among
+    from shellback.work.hosts import hosts as known
+
+    _require_postgres(where)
+    return host_among([one for one in where.database.read_now(known.known) if one.silent_s is not None], named)
 
 
 def _announce(settings: Settings, chosen: Choice) -> None:
@@ -163,9 +241,7 @@ async def _serve(where: Place, built: Worker, *, while_stdin: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
     if built.fallen.is_set():
-        raise Refused(
-            "this worker lost its name or host to another process while it was paused or cut off; see its log"
-        )
+        raise Refused(built.why_fallen)
 
 
 async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:
@@ -210,6 +286,7 @@ def workers(everything: bool) -> None:
         "LOST": lambda one: lost.get(one.executor_id),
         "STARTED": lambda one: stamp(one.started_at),
         "VERSION": "version",
+        "ELSEWHERE": lambda one: "yes" if one.elsewhere else None,
         "HOST ID": "host_id",
     }
     none = (
@@ -280,14 +357,12 @@ def drain(host: str, undo: bool) -> None:
       shellback hosts drain web-2
       shellback hosts drain web-2 --undo
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.adopt import host_among
-    from shellback.work.hosts import hosts as known
     from shellback.work.hosts import placing
 
     with opened() as where:
         if where.database.dialect == "sqlite":
             raise Refused("on SQLite there is one host, which no other could relieve: stop its worker instead")
-        found = host_among([one for one in where.database.read_now(known.known) if one.silent_s is not None], host)
+        found = _host_named(where, host)
         where.database.write_now(placing.drain, found.host_id, begin=not undo)
     facts = {"host_id": found.host_id, "name": found.name, "draining": not undo}
     does = (
@@ -296,6 +371,99 @@ def drain(host: str, undo: bool) -> None:
         else "drains: it takes no new conversations, and its workers end when it is empty"
     )
     show(facts, [visible_line(f"host {found.name} ({found.host_id}) {does}")])
+
+
+@hosts.command()
+@click.argument("name")
+@click.option(
+    "--expires", "lasts_s", type=Lasting(), default="1h", show_default=True, metavar="DURATION",
+    help="How long it can be used: 10m, 1h.",
+)  # fmt: skip
+@json_option
+def invite(name: str, lasts_s: float) -> None:
+    """Invite another machine, called NAME here, to run turns of this host. Prints the invitation, once.
+
+    It can be used once, by `shellback hosts join` there, with the same database. From then on this host trusts that
+    machine's certificate, until `shellback hosts revoke`. LISTEN says where this host is reached.
+
+    \b
+      shellback hosts invite builder-1 | ssh builder-1 shellback hosts join
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.storage import members
+
+    name = utf8(name, "the name")
+    if re.fullmatch(r"[\w.-]{1,60}", name) is None:
+        raise Refused("a name has up to 60 letters, digits, dots, dashes and underscores")
+    with opened() as where:
+        _require_postgres(where)
+        if not where.settings.listen:
+            click.echo("LISTEN is not set here: set it where the worker or host of this machine is started", err=True)
+        text, made = where.database.write_now(members.invite, where.host_id, name, lasts_s=lasts_s)
+    show({"invitation": text, **asdict(made)}, [text])
+
+
+@hosts.command()
+@json_option
+def join() -> None:
+    """Take an invitation from standard input: this machine may run turns of the host that printed it.
+
+    `shellback worker --for HOST` runs them.
+
+    \b
+      shellback hosts join < invitation
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.storage import members
+    from shellback.work.elsewhere.certificates import fingerprint_of, of_machine
+    from shellback.work.hosts import hosts as known
+
+    text = sys.stdin.buffer.readline(1000).decode("utf-8", "replace")
+    with opened() as where:
+        _require_postgres(where)
+        certificate = of_machine(where.home)[1]
+        made = where.database.write_now(members.join, text, certificate, fingerprint_of(certificate))
+        of = where.database.read_now(known.one, made.host_id)
+    then = f"`shellback worker --for {of.host_id[:12]}` runs its turns"
+    show(asdict(made), [visible_line(f"joined host {of.name} ({of.host_id}) as {made.name}: {then}")])
+
+
+@hosts.command()
+@click.argument("name")
+@json_option
+def revoke(name: str) -> None:
+    """Trust the machine NAME no more: its connection to this host is closed within seconds, its next call refused.
+
+    Turns that it runs continue on other workers. Its access to the database is another matter: change its password.
+    """
+    from shellback.storage import members
+
+    with opened() as where:
+        _require_postgres(where)
+        ended = where.database.write_now(members.revoke, where.host_id, utf8(name, "the name"))
+    show(asdict(ended), [visible_line(f"{ended.name} revoked")])
+
+
+@hosts.command("members")
+@lists()
+def members_() -> None:
+    """List the machines that may run turns of this host, and those that are invited."""
+    from shellback.storage import members
+
+    with opened() as where:
+        found = where.database.read_now(members.of_host, where.host_id)
+    columns: Columns[Member] = {
+        "NAME": "name",
+        "STATE": "state",
+        "INVITED": lambda one: stamp(one.created_at),
+        "JOINED": lambda one: None if one.joined_at is None else stamp(one.joined_at),
+        "CERTIFICATE": lambda one: one.fingerprint and one.fingerprint[:16],
+    }
+    none = "no machine has joined this host: `shellback hosts invite NAME` invites one"
+    show([asdict(one) for one in found], table_lines(found, columns) if found else [none])
+
+
+def _require_postgres(where: Place) -> None:
+    if where.database.dialect == "sqlite":
+        raise Refused("on SQLite there is one host, and its worker runs all turns: use Postgres (DATABASE_URL)")
 
 
 @click.command()

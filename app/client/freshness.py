@@ -22,6 +22,7 @@ class Freshness:
         from shellback.work.queue.mailbox import NOWHERE
 
         staff = where.database.read_now(roster.look, where.host_id, everywhere=False)
+        staff = [one for one in staff if not one.elsewhere]  # they keep no rows of processes
         here = where.database.read_now(hosts.one, where.host_id)
         self._here = where.host_id
         self.current = any(one.state == "alive" for one in staff)
@@ -55,28 +56,32 @@ class Freshness:
 
 
 def worker_lives(where: Place) -> bool:
-    """Whether a worker of this host has a recent heartbeat and its process exists."""
+    """Whether a worker that runs turns of this host has a recent heartbeat and, if it is here, its process exists."""
     import sqlalchemy as sa
 
     from shellback.storage import rows
     from shellback.storage.tables import workers
+    from shellback.work.hosts.roster import NO_TURNS
     from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
-    def ask(conn: sa.Connection) -> list[tuple[int, str]]:
-        query = sa.select(workers.c.pid, workers.c.boot_id).where(
+    def ask(conn: sa.Connection) -> list[tuple[int, str, bool]]:
+        query = sa.select(workers.c.pid, workers.c.boot_id, workers.c.elsewhere).where(
             workers.c.host_id == where.host_id,
+            workers.c.version != NO_TURNS,
             workers.c.stopped_at.is_(None),
             workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
         )
-        return [(row.pid, row.boot_id) for row in conn.execute(query)]
+        return [(row.pid, row.boot_id, row.elsewhere) for row in conn.execute(query)]
 
-    def there(pid: int, space: str) -> bool:
+    def there(pid: int, space: str, elsewhere: bool) -> bool:
+        if elsewhere:
+            return True
         if space == process_space():
             return Path(f"/proc/{pid}").exists()
         # In another container the pid means another process; then a heartbeat since this boot must do.
         return space.partition("/")[0] == boot_id()
 
-    return any(there(pid, space) for pid, space in where.database.read_now(ask))
+    return any(there(*one) for one in where.database.read_now(ask))
 
 
 def home_of(where: Place, conversation: str) -> Host | None:

@@ -95,3 +95,7 @@ class TokenRefused(StorageError):
 
 class AccountRefused(StorageError):
     """Raised when an account cannot be made, or none has the given name. Nothing was changed."""
+
+
+class MemberRefused(StorageError):
+    """Raised when a machine cannot be invited, or cannot join or be revoked. Nothing was changed."""

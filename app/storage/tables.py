@@ -326,6 +326,7 @@ workers: Final = sa.Table(
     sa.Column("stopped_at", sa.Float),
     sa.Column("token", sa.String(200)),  # of the process that holds the name until its lease ends; see `worker.hold`
     sa.Column("offer", sa.JSON(none_as_null=True)),  # what its host has for new conversations
+    sa.Column("elsewhere", sa.Boolean, nullable=False, server_default=sa.false()),  # it runs turns on another machine
 )
 
 events: Final = sa.Table(
@@ -388,6 +389,22 @@ tokens: Final = sa.Table(
     sa.Column("expires_at", sa.Float),
     sa.Column("revoked_at", sa.Float),
     sa.Column("revoked_by", sa.String(100)),
+)
+
+members: Final = sa.Table(
+    "members",
+    metadata,
+    sa.Column("id", sa.String(200), primary_key=True),  # HOST_ID/NAME; the host itself has the empty name
+    sa.Column("host_id", sa.String(64), nullable=False, index=True),
+    sa.Column("name", sa.String(60), nullable=False),
+    sa.Column("invitation", sa.String(64), index=True),  # SHA-256 of the one-time text; None once it is used
+    sa.Column("expires_at", sa.Float),  # of the invitation; this and the others in the database's time
+    sa.Column("certificate", sa.Text),  # PEM; None until it has joined
+    sa.Column("fingerprint", sa.String(64)),  # SHA-256 of the certificate
+    sa.Column("address", sa.String(300)),  # ADDRESS:PORT where the host listens
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("joined_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
 )
 
 accounts: Final = sa.Table(

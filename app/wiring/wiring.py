@@ -7,7 +7,7 @@ import hashlib
 import logging
 import platform
 import uuid
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,24 @@ from shellback.settings import CONSOLE, Settings, plain_environment, words
 from shellback.wiring import agency, supervision
 
 if TYPE_CHECKING:
+    from dbos import DBOSClient
     from pydantic_ai import Agent
 
     from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.core.ports import ExitSink
     from shellback.exec.log.mask import Mask
+    from shellback.exec.tools.tool import Part
     from shellback.mcp_server.calls import Calls
     from shellback.storage.db import Database
+    from shellback.storage.executor_lock import ExecutorLock
+    from shellback.telemetry.watches import Watches
+    from shellback.wiring.equipping import Equipment
     from shellback.wiring.views import Views
     from shellback.work.approvals.secrets_found import SecretsFound
+    from shellback.work.elsewhere.lines import Fit
     from shellback.work.hosts.adopting import Neighbours
+    from shellback.work.hosts.takeover import Takeover
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
     from shellback.work.queue.doorbell import Doorbell, Notifications
@@ -37,9 +44,10 @@ if TYPE_CHECKING:
     from shellback.work.queue.queues import Enqueuer
     from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
+    from shellback.work.turn.turn import TurnRunner
     from shellback.work.worker.retention import Retention
     from shellback.work.worker.services import Service
-    from shellback.work.worker.worker import Worker
+    from shellback.work.worker.worker import Worker, WorkerConfig
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +121,7 @@ def _ring_readers(where: Place) -> None:
 @contextlib.contextmanager
 def enqueuing(where: Place) -> Generator[Enqueuer]:
     """An enqueuer that puts items on queues in transactions of `where.database`."""
-    with _dbos_client(where.database) as client:
+    with dbos_client(where.database) as client:
         yield _enqueuer(where, client)
 
 
@@ -130,7 +138,7 @@ def transferred(where: Place, file: Path) -> dict[str, int]:
 
     with (
         contextlib.closing(Database(f"sqlite:///{file.absolute()}")) as source,
-        _dbos_client(source) as client,
+        dbos_client(source) as client,
         enqueuing(where) as enqueuer,
     ):
         schema.require_current(source)
@@ -153,7 +161,7 @@ def a_doorbell(where: Place) -> Doorbell:
 
 
 @contextlib.contextmanager
-def _dbos_client(database: Database) -> Generator[Any]:
+def dbos_client(database: Database) -> Generator[Any]:
     from dbos import DBOSClient
 
     # Its own retries would hold threads for up to 90 s after an outage; the callers retry within seconds.
@@ -172,7 +180,7 @@ def _dbos_client(database: Database) -> Generator[Any]:
 @contextlib.contextmanager
 def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
     """The pruning of this host's rows; `rows_s` seconds replace `RETAIN_DAYS`."""
-    with _dbos_client(where.database) as client:
+    with dbos_client(where.database) as client:
         yield _retention(where, client, rows_s)
 
 
@@ -221,7 +229,7 @@ def arm_crash_points(settings: Settings) -> None:
     crashpoints.arm_from(str(crash) if crash else None)
 
 
-def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
+def notices_of(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     """The outbox of notices and their senders: none, unless settings name a target."""
     from shellback.work.notices.notifier import notifying
 
@@ -311,27 +319,36 @@ def neighbours(where: Place) -> Generator[Neighbours]:
     from shellback.exec.reports.callback_text import callback_payload
     from shellback.work.queue.callbacks import CallbackSink
 
-    with _dbos_client(where.database) as client:
+    with dbos_client(where.database) as client:
         enqueuer = _enqueuer(where, client)
         sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
-        yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
+        yield _neighbours(where, client, enqueuer, sink, notices_of(where)[0])
 
 
-def _agents(
-    where: Place, views: Views, capabilities: Sequence[Any], hearing: Hearing, telling: Telling
+def agents_of(
+    where: Place,
+    views: Views,
+    capabilities: Sequence[Any],
+    hearing: Hearing,
+    telling: Telling,
+    *,
+    turns: bool = True,
 ) -> tuple[Agent[Any, Any], dict[str, Agent[Any, Any]], str]:
     """The agent whose turns DBOS can replay, those of workspaces with another, and the version of their workers.
 
-    Only workers of this version may replay their turns.
+    Only workers of this version may replay their turns. Without `turns` there is an agent that runs none.
     """
     import pydantic_ai
     from pydantic_ai.capabilities import ReinjectSystemPrompt
 
     from shellback.agent.errors import AgentError
     from shellback.exec.core.pydantic_private import durability
+    from shellback.work.hosts.roster import NO_TURNS
     from shellback.work.turn.failures import model_steps
     from shellback.work.worker.worker import application_version
 
+    if not turns:
+        return pydantic_ai.Agent(), {}, NO_TURNS
     pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows only its log
     settings, named = where.settings, list[str]()
 
@@ -360,9 +377,62 @@ def _agents(
     return agent, others, application_version() + (f"-{hashlib.sha256(whole).hexdigest()[:10]}" if named else "")
 
 
+def turn_runner(
+    where: Place, enqueuer: Enqueuer, token: str, outbox: Outbox, watches: Watches, views: Views, **its: Any
+) -> TurnRunner:
+    """What runs the turns of a worker, by its settings; `its` are agents and what the host of the turns does."""
+    from shellback.work.turn.claims import Wakes
+    from shellback.work.turn.turn import Budget, TurnRunner
+
+    def budget(seen: Settings) -> Budget:
+        return Budget(requests=seen.turn_max_requests, tokens=seen.turn_max_tokens, seconds=seen.turn_max_seconds)
+
+    settings = where.settings
+    return TurnRunner(
+        database=where.database,
+        enqueuer=enqueuer,
+        gate=lambda: settings.enable_execute,
+        executor_id=where.executor_id,
+        token=token,
+        budget=budget(settings),
+        budgets={seen.workspace: budget(seen) for _, seen in views.own()},
+        wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
+        approval_ttl_s=settings.approval_ttl,
+        pending_limit=settings.pending_approvals,
+        window=settings.history_messages,
+        outbox=outbox,
+        watch=watches.turns,
+        host_id=where.host_id,
+        **its,
+    )
+
+
+def worker_config(where: Place, lock: ExecutorLock, version: str, **more: Any) -> WorkerConfig:
+    from shellback.storage.host import process_space
+    from shellback.work.worker.worker import WorkerConfig
+
+    settings = where.settings
+    return WorkerConfig(
+        executor_id=where.executor_id,
+        host_id=where.host_id,
+        boot_id=process_space(),
+        system_database_url=settings.database_url,
+        turn_slots=settings.turn_slots,
+        wake_slots=settings.wake_slots,
+        sweep_s=settings.sweep_seconds,
+        drain_s=settings.drain_seconds,
+        version=version,
+        token=lock.token,
+        before=lock.before,
+        **more,
+    )
+
+
 @contextlib.contextmanager
-def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
+def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Generator[Worker]:
     """A worker of this host for `backend`, not started; it holds its executor id until the end of the block.
+
+    Without `turns` it does all else for its host, whose turns run elsewhere.
 
     Raises:
         AgentUnavailable, ModelUnavailable: An agent or its model cannot be used.
@@ -372,35 +442,28 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
     from shellback.storage.executor_lock import ExecutorLock, has_ended
-    from shellback.storage.host import process_space
     from shellback.telemetry.watches import watches as chosen
     from shellback.wiring.equipping import equipped
     from shellback.wiring.offering import Offering
     from shellback.work.hosts.generation import Generation
     from shellback.work.hosts.placing import Placing
     from shellback.work.hosts.sweep import ALWAYS, Sweep
-    from shellback.work.hosts.takeover import Takeover
     from shellback.work.hosts.unknown import Alarm
     from shellback.work.queue.queues import DbosEnqueuer
-    from shellback.work.turn.claims import Wakes
     from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
     from shellback.work.turn.hearing import Hearing, fenced
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.stopping import watch_for_stops
     from shellback.work.turn.telling import Telling, note_output
-    from shellback.work.turn.turn import Budget, TurnRunner
-    from shellback.work.worker.worker import Worker, WorkerConfig
-
-    def budget(seen: Settings) -> Budget:
-        return Budget(requests=seen.turn_max_requests, tokens=seen.turn_max_tokens, seconds=seen.turn_max_seconds)
+    from shellback.work.worker.worker import Worker
 
     settings, database, executor_id = where.settings, where.database, where.executor_id
     process_wide(host=where.host_id, executor=executor_id)
     lock = ExecutorLock(executor_id, where.home)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
-        client = stack.enter_context(_dbos_client(where.database))
+        client = stack.enter_context(dbos_client(where.database))
         count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
         doorbell = a_doorbell(where)
@@ -410,10 +473,10 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
         equipment = equipped(where, backend, enqueuer, watches.sessions, blocks=True)
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, equipment.containers
-        outbox, notifiers = _notifying(where)
+        outbox, notifiers = notices_of(where)
         live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
         offering = Offering(settings)
-        agent, others, version = _agents(
+        agent, others, version = agents_of(
             where,
             equipment.views,
             [
@@ -431,48 +494,22 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             ],
             Hearing(database, live, engine.recorded),
             telling,
+            turns=turns,
         )
         turn_ends = TurnEnds(database, engine.supervised.port.expire, where.host_id)
-        runner = TurnRunner(
-            database=database,
-            enqueuer=enqueuer,
+        runner = turn_runner(
+            *(where, enqueuer, lock.token, outbox, watches, equipment.views),
             agent=agent,
             others=others,
             propose=tools.propose,
-            gate=lambda: settings.enable_execute,
-            executor_id=executor_id,
-            token=lock.token,
-            budget=budget(settings),
-            budgets={seen.workspace: budget(seen) for _, seen in equipment.views.own()},
-            wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
-            approval_ttl_s=settings.approval_ttl,
-            pending_limit=settings.pending_approvals,
-            window=settings.history_messages,
-            outbox=outbox,
             equip=partial(settle, ground_at=equipment.benches.at),
             shows=live.any,
-            watch=watches.turns,
             telling=telling,
             recorded=engine.recorded,
             closed=turn_ends.closed,
-            host_id=where.host_id,
         )
         yield Worker(
-            WorkerConfig(
-                executor_id=executor_id,
-                host_id=where.host_id,
-                boot_id=process_space(),
-                system_database_url=settings.database_url,
-                turn_slots=settings.turn_slots,
-                wake_slots=settings.wake_slots,
-                sweep_s=settings.sweep_seconds,
-                traced=watches.traced,
-                drain_s=settings.drain_seconds,
-                version=version,
-                offer=offering.now,
-                token=lock.token,
-                before=lock.before,
-            ),
+            worker_config(where, lock, version, traced=watches.traced, offer=offering.now),
             database,
             runner,
             Sweep(
@@ -491,16 +528,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                     ({"live", "ended"}, turn_ends.once),
                     *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),
                 ),
-            ),
-            Takeover(
-                database,
-                client,
-                where.host_id,
-                (executor_id, version),
-                runner.running,
-                partial(doorbell.ring, every=True),
-                partial(has_ended, where.home),
-            ),
+            ).once,
+            takeover_of(where, client, version, runner, doorbell, ended=partial(has_ended, where.home)),
             engine,
             partial(supervision.cleanup, settings, database, engine),
             doorbell,
@@ -512,6 +541,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
                 equipment.shells.expiry,
                 secrets,
                 *_for_proxies(where, executor_id, enqueuer, outbox, networks=equipment.views.networks, once=False),
+                *_listeners(where, equipment, turn_ends.closed, outbox),
             ),
             loops=(
                 partial(watch_for_stops, database, engine, where.host_id),
@@ -520,6 +550,58 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:
             ),
             counted=count.count,
         )
+
+
+def takeover_of(
+    where: Place,
+    client: DBOSClient,
+    version: str,
+    runner: TurnRunner,
+    doorbell: Doorbell,
+    *,
+    ended: Callable[[str, str], bool],
+) -> Takeover:
+    """What hands over the work of the dead workers of a host; `ended` as `Takeover` has it."""
+    from shellback.work.hosts.takeover import Takeover
+
+    own = (where.executor_id, version)
+    every = partial(doorbell.ring, every=True)
+    return Takeover(where.database, client, where.host_id, own, runner.running, every, ended)
+
+
+def _listeners(
+    where: Place, equipment: Equipment, closed: Callable[[str], Awaitable[None]], outbox: Outbox
+) -> Sequence[Service]:
+    """Who listens for workers elsewhere, if settings say where."""
+    settings = where.settings
+    if not settings.listen:
+        return ()
+    from shellback.exec.tools.capability import described
+    from shellback.work.elsewhere.host import Carried, Listener
+
+    address, _, port = settings.listen.rpartition(":")
+    carried = Carried(
+        tools=equipment.tools,
+        ground_at=equipment.benches.at,
+        described=partial(described, equipment.tools, blocks=False),
+        recorded=equipment.engine.recorded,
+        closed=closed,
+        gate=settings.enable_execute,
+        seconds=settings.turn_max_seconds,
+        fit=fit_of(equipment.views, equipment.tools.parts, notices=outbox.on, console=outbox.console),
+    )
+    return (Listener((address.strip("[]"), int(port)), where.home, where.host_id, where.database, carried),)
+
+
+def fit_of(views: Views, parts: frozenset[Part], **its: Any) -> Fit:
+    """What a host and a worker elsewhere have to have in common."""
+    from shellback.work.elsewhere.lines import Fit
+    from shellback.work.worker.worker import application_version
+
+    names = ("workspace", "agent", "model", "turn_max_requests", "turn_max_tokens", "turn_max_seconds")
+    own = sorted(repr([getattr(seen, name) for name in names]) for _, seen in views.own())
+    digest = hashlib.sha256("\n".join(own).encode("utf-8", "replace")).hexdigest() if own else ""
+    return Fit(version=application_version(), parts=parts, own=digest, **its)
 
 
 @contextlib.contextmanager
@@ -538,12 +620,12 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
 
     settings, process = where.settings, f"{CONNECTION}{uuid.uuid4().hex}"
     process_wide(host=where.host_id, executor=process)
-    with _dbos_client(where.database) as client:
+    with dbos_client(where.database) as client:
         enqueuer = _enqueuer(where, client)
         secrets = _secrets_found(where)
         equipment = equipped(where, backend, enqueuer, blocks=False)
         count = Generation(where.home, where.host_id, where.database)
-        outbox, notifiers = _notifying(where)
+        outbox, notifiers = notices_of(where)
         yield Calls(
             database=where.database,
             engine=equipment.engine,

@@ -60,6 +60,14 @@ class ServerUnreachable(WorkError, ConnectionError):
     """Raised when a server does not answer, or its answer cannot be read. What was asked may have been done."""
 
 
+class HostUnreachable(WorkError):
+    """Raised when the host of a worker elsewhere does not answer, or does not trust its machine."""
+
+
+class HostUnfit(WorkError):
+    """Raised when a host and a worker elsewhere are of versions, or have settings, that do not fit."""
+
+
 def mistakes_in(error: ValidationError) -> str:
     """What is wrong with which argument, in one line; the first ten."""
     found = [f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()[:10]]

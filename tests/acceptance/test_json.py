@@ -73,6 +73,10 @@ WORDS: Final[dict[str, list[list[str]]]] = {
 LINES: Final[dict[str, list[list[str]]]] = {"audit": [[]], "events": [[]]}
 ELSEWHERE: Final = {
     "hosts drain": "tests/acceptance/test_placing_command.py",
+    "hosts invite": "tests/acceptance/test_elsewhere.py",
+    "hosts join": "tests/acceptance/test_elsewhere.py",
+    "hosts members": "tests/acceptance/test_elsewhere.py",
+    "hosts revoke": "tests/acceptance/test_elsewhere.py",
     "adopt conversation": "tests/acceptance/test_two_workers.py",
     "adopt host": "tests/acceptance/test_two_workers.py",
     "adopt process": "tests/integration/work/test_generation.py",

@@ -76,7 +76,7 @@ def origin_of(ctx: RunContext[Any]) -> CallOrigin:
     Raises:
         InvalidCommand: The call is not in the run's messages.
     """
-    found = _proposed(ctx.messages, ctx.tool_call_id)
+    found = proposed(ctx.messages, ctx.tool_call_id)
     if found is None:
         raise InvalidCommand(
             f"tool call {ctx.tool_call_id!r} is in no model response of this run; "
@@ -155,7 +155,7 @@ def origin_in_call() -> CallOrigin | None:
     return None if call is None else call.origin()
 
 
-def _proposed(messages: Sequence[ModelMessage], tool_call_id: str | None) -> tuple[ModelResponse, int] | None:
+def proposed(messages: Sequence[ModelMessage], tool_call_id: str | None) -> tuple[ModelResponse, int] | None:
     """The last response that contains a call, and the call's index in it."""
     for message in reversed(messages):
         if message.kind == "response":
@@ -192,7 +192,7 @@ def origins_in(
             tool_call_id=wanted,
         )
         for wanted in tool_call_ids
-        if (found := _proposed(messages, wanted)) is not None
+        if (found := proposed(messages, wanted)) is not None
     ]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_ai import FunctionToolset, RunContext
@@ -29,11 +29,15 @@ from shellback.exec.tools.bench import Bench
 from shellback.exec.tools.file_tools.calls import FileCalls
 from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.shell_calls import ShellCalls
-from shellback.exec.tools.tool import ExecTool, Invocation, Part
+from shellback.exec.tools.tool import ExecTool, Invocation, Part, Result
 from shellback.exec.tools.tool_calls import ToolCalls, answering
 from shellback.exec.watching.watcher import Watcher
 
 _HIDDEN = {"cwd_device", "cwd_inode"}
+_COMMANDS: Final[frozenset[Part]] = frozenset({"sessions", "shell", "blocks", "watches"})
+"""Parts that come with `commands` only."""
+Carry = Callable[[RunContext[Any], ExecTool, dict[str, Any]], Awaitable[Result[Any]]]
+"""Carries out a call of a tool with its validated arguments."""
 
 
 class _Definite(FunctionToolset[Any]):
@@ -54,8 +58,44 @@ class _Definite(FunctionToolset[Any]):
         return dict(self._made[ctx.max_retries])
 
 
-class ExecTools:
-    """Builds the toolset, and says what a call would do.
+class Tools:
+    """The exec tools of some `parts` as a toolset, behind a gate; `carry` carries out their calls."""
+
+    def __init__(self, parts: Collection[Part], carry: Carry, *, enabled: bool = False) -> None:
+        self.parts: frozenset[Part] = frozenset(one for one in parts if one not in _COMMANDS or "commands" in parts)
+        self._enabled = enabled
+        self._tools = _Definite(id="exec", docstring_format="google", require_parameter_descriptions=True)
+        for tool in tools().values():
+            if tool.part in self.parts:
+                self._tools.add_function(_function(tool, carry), takes_ctx=True, metadata=tool.metadata)
+
+    def gate(self, ctx: RunContext[Any]) -> bool:
+        """Whether the gate is open: `gate` of the turn's dependencies, else `enabled`."""
+        recorded: object = getattr(ctx.deps, "gate", None)
+        return recorded if isinstance(recorded, bool) else self._enabled
+
+    def toolset(self) -> AbstractToolset[Any]:
+        """The tools, behind the gate; a call waits for approval if it needs one."""
+        return self._tools.prepared(self._visible)
+
+    def validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool gets them, with defaults and converted types.
+
+        Raises:
+            InvalidCommand: The tool is switched off.
+            ValidationError: They are not those of the tool.
+        """
+        found = self._tools.tools.get(tool)
+        if found is None and tool in tools():
+            raise InvalidCommand(f"{tool} is switched off here")
+        return args if found is None else found.function_schema.validator.validate_python(args)
+
+    async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
+        return definitions if self.gate(ctx) else []
+
+
+class ExecTools(Tools):
+    """Builds the toolset for an engine of this process, and says what a call would do.
 
     Switches: `commands` for commands and processes, `sessions` for persistent shells (in `shells`), `shell` for the
     tool `shell`, `blocks` for `process_pin`, `workspace` for the workspace tools on `files`, `watcher` for
@@ -82,27 +122,18 @@ class ExecTools:
     ) -> None:
         self.engine = engine
         self._other_calls = calls_in
-        self._enabled = enabled
-        self.commands = commands
-        self.sessions = sessions
-        self.watches = watcher is not None
-        self.blocks = blocks
-        self.workspace = workspace
         on_files = FileCalls(files or files_of(engine.backend), engine.store, touched)
         on_shells = ShellCalls(engine, shells or PersistentShells(engine))
         self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files, on_shells, watcher)
         parts: dict[Part, bool] = {
             "commands": commands,
-            "sessions": commands and sessions,
-            "shell": commands and shell,
-            "blocks": commands and blocks,
-            "watches": commands and watcher is not None,
+            "sessions": sessions,
+            "shell": shell,
+            "blocks": blocks,
+            "watches": watcher is not None,
             "workspace": workspace,
         }
-        self._tools = _Definite(id="exec", docstring_format="google", require_parameter_descriptions=True)
-        for tool in tools().values():
-            if parts[tool.part]:
-                self._tools.add_function(_function(tool, self), takes_ctx=True, metadata=tool.metadata)
+        super().__init__([part for part, on in parts.items() if on], self.carry, enabled=enabled)
 
     def asking(self, ground: Ground | None) -> str:
         """One sentence for the model: which commands need approval in a workspace."""
@@ -120,22 +151,33 @@ class ExecTools:
     async def _calls_in(self, conversation_id: str) -> ToolCalls:
         return self._calls if self._other_calls is None else await self._other_calls(conversation_id)
 
-    def gate(self, ctx: RunContext[Any]) -> bool:
-        """Whether the gate is open: `gate` of the turn's dependencies, else `enabled`."""
-        recorded: object = getattr(ctx.deps, "gate", None)
-        return recorded if isinstance(recorded, bool) else self._enabled
+    async def carry(self, ctx: RunContext[Any], tool: ExecTool, args: dict[str, Any]) -> Result[Any]:
+        """Carry out a call.
 
-    def toolset(self) -> AbstractToolset[Any]:
-        """The tools, behind the gate; a call waits for approval if it needs one."""
-        return self._tools.prepared(self._visible)
+        Raises:
+            ApprovalRequired: A person has to be asked first.
+            ToolFailed: It was refused, or cannot be done.
+        """
+        with answering(tool.worded):
+            calls = await self.calls_of(ctx)
+            call = Invocation(calls, ctx, tool, args)
+            if not ctx.tool_call_approved:
+                # A call that could not run fails at once; no person is asked.
+                await calls.ready(call)
+                await calls.heed(args)
+                if tool.approval == "ask":
+                    raise ApprovalRequired
+            return await calls.run(call)
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest for the approval of this call, and what the person is shown.
 
+        The digest covers what the tool's body gets.
+
         A call that became invalid is shown with the reason; it will not run.
         """
         try:
-            valid, calls = self._validated(tool, args), await self._calls_in(conversation_id)
+            valid, calls = self.validated(tool, args), await self._calls_in(conversation_id)
             weighed = await calls.weighed(conversation_id, tool_named(tool), valid, approved=True)
         except (ExecError, ValidationError) as error:
             refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
@@ -145,31 +187,12 @@ class ExecTools:
         named = {renamed.get(name, name): value for name, value in shown.items()}
         return weighed.proposal.digest, {**named, **weighed.verdict.shown}
 
-    def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        # The digest covers what the tool body gets, with defaults and converted types.
-        found = self._tools.tools.get(tool)
-        if found is None and tool in tools():
-            raise InvalidCommand(f"{tool} is switched off here")
-        return args if found is None else found.function_schema.validator.validate_python(args)
 
-    async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
-        return definitions if self.gate(ctx) else []
-
-
-def _function(tool: ExecTool, tools: ExecTools) -> Callable[..., Awaitable[ToolReturn[Any]]]:
+def _function(tool: ExecTool, carry: Carry) -> Callable[..., Awaitable[ToolReturn[Any]]]:
     """The function of a tool for the agent framework."""
 
     async def function(ctx: RunContext[Any], **args: Any) -> ToolReturn[Any]:
-        with answering(tool.worded):
-            calls = await tools.calls_of(ctx)
-            call = Invocation(calls, ctx, tool, args)
-            if not ctx.tool_call_approved:
-                # A call that could not run fails at once; no person is asked.
-                await calls.ready(call)
-                await calls.heed(args)
-                if tool.approval == "ask":
-                    raise ApprovalRequired
-            done = await calls.run(call)
+        done = await carry(ctx, tool, args)
         return ToolReturn(done.value, metadata=done.metadata)
 
     first, *parameters = inspect.signature(tool.run).parameters.values()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -80,7 +81,7 @@ class Room:
     @property
     def share(self) -> float:
         """The part of the slots that is free, less on a busy machine."""
-        return self.free / self.offer.slots / (1.0 + self.offer.load)
+        return self.free / max(1, self.offer.slots) / (1.0 + self.offer.load)
 
     def lacks(self, needs: Collection[str], workspace: str) -> str | None:
         """Why a new conversation cannot begin here; None if it can."""
@@ -133,10 +134,13 @@ def measured() -> tuple[float, float]:
 
 
 def rooms(conn: sa.Connection) -> list[Room]:
-    """The hosts with a living worker, and what those of its newest version offer: others take no new items."""
+    """The hosts whose machine has a living worker, and what they offer.
+
+    Their slots are those of their newest version, on any machine: others take no new items.
+    """
     at = workers.c
     query = (
-        sa.select(at.host_id, at.version, at.started_at, at.offer, hosts.c.name, hosts.c.draining_at)
+        sa.select(at.host_id, at.version, at.started_at, at.elsewhere, at.offer, hosts.c.name, hosts.c.draining_at)
         .join(hosts, hosts.c.host_id == at.host_id)
         .where(at.stopped_at.is_(None), at.heartbeat_at > rows.now(conn) - roster.LEASE_S)
         .order_by(at.host_id, at.started_at.desc())
@@ -145,23 +149,21 @@ def rooms(conn: sa.Connection) -> list[Room]:
     items = sa.select(host, sa.func.count()).join(turns, turns.c.conversation_id == conversations.c.id)
     busy = {row[0]: row[1] for row in conn.execute(items.where(turns.c.outcome.is_(None)).group_by(host))}
     found: dict[str, Room] = {}
-    newest: dict[str, str] = {}
+    newest, slots = dict[str, str](), Counter[str]()
     for row in conn.execute(query):
-        if row.version != newest.setdefault(row.host_id, row.version):
-            continue
         offer = Offer.from_json(row.offer)
-        if (known := found.get(row.host_id)) is not None:
-            # The last one that started has the newest settings.
-            found[row.host_id] = replace(known, offer=replace(known.offer, slots=known.offer.slots + offer.slots))
-            continue
-        found[row.host_id] = Room(
-            host_id=row.host_id,
-            name=row.name,
-            draining=row.draining_at is not None,
-            offer=offer,
-            busy=busy.get(row.host_id, 0),
-        )
-    return list(found.values())
+        if row.version != roster.NO_TURNS and row.version == newest.setdefault(row.host_id, row.version):
+            slots[row.host_id] += offer.slots
+        # The last one that started there has the newest settings.
+        if row.host_id not in found and not row.elsewhere:
+            found[row.host_id] = Room(
+                host_id=row.host_id,
+                name=row.name,
+                draining=row.draining_at is not None,
+                offer=offer,
+                busy=busy.get(row.host_id, 0),
+            )
+    return [replace(room, offer=replace(room.offer, slots=slots[room.host_id])) for room in found.values()]
 
 
 def chosen(found: Sequence[Room], wanted: Wanted) -> Home:

@@ -18,6 +18,8 @@ Standing = Literal["alive", "silent", "dead", "stopped"]
 
 LEASE_S: Final = 15.0
 """After this time without a heartbeat (three of them) a worker is paused, hangs or is cut off: its lease has ended."""
+NO_TURNS: Final = "none"
+"""The version of a worker that runs no turns."""
 TAKEN_OVER: Final = "taken_over"
 """The kind of event written when another worker continues a turn."""
 
@@ -39,6 +41,8 @@ class Employed:
     heartbeat_at: float
     stopped_at: float | None
     quiet_s: float
+    elsewhere: bool
+    """Whether it runs turns for its host on another machine."""
 
 
 Ended = Callable[[str, str], bool]
@@ -71,14 +75,16 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: E
             heartbeat_at=row.heartbeat_at,
             stopped_at=row.stopped_at,
             quiet_s=_quiet_s(now - max(row.heartbeat_at, row.stopped_at or 0.0)),
+            elsewhere=row.elsewhere,
         )
         for row in found
     ]
 
 
 def there(conn: sa.Connection, host_id: str) -> list[Employed]:
-    """Workers of this host that are `alive` or `silent`."""
-    return [one for one in look(conn, host_id, everywhere=False) if one.state in {"alive", "silent"}]
+    """Workers on the machine of this host that are `alive` or `silent`."""
+    found = look(conn, host_id, everywhere=False)
+    return [one for one in found if one.state in {"alive", "silent"} and not one.elsewhere]
 
 
 def _state(row: sa.Row[Any], now: float, gone: Callable[[sa.Row[Any]], bool]) -> Standing:
@@ -95,7 +101,7 @@ def _quiet_s(since_s: float) -> float:
 
 
 def _gone(row: sa.Row[Any], host_id: str, ended: Ended) -> bool:
-    if row.host_id != host_id:
+    if row.host_id != host_id or row.elsewhere:
         return False
     if row.boot_id != process_space():
         # In another container the pid means another process.

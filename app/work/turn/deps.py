@@ -8,7 +8,7 @@ from typing import Any, Final
 from shellback.exec.core.model import CallKey, SessionId
 from shellback.exec.policy.policy import Approval
 from shellback.exec.shell.facade import ToolContext
-from shellback.exec.shell.workspaces.ground import Ground
+from shellback.exec.shell.workspaces.ground import Described, Ground
 from shellback.work.queue.mailbox import Letter
 
 _HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem", "ground"})
@@ -42,7 +42,7 @@ class TurnDeps(ToolContext):
     looks: int = 0
     shown_chars: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])
-    ground: Ground | str | None = field(default=None, repr=False, compare=False)
+    ground: Ground | Described | str | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields; None for those that cannot be pickled."""

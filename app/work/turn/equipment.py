@@ -44,7 +44,8 @@ async def settle(deps: TurnDeps, workspace: Workspace, ground_at: Callable[[Work
 
 def ground_in_turn(ctx: RunContext[TurnDeps]) -> Ground | str:
     """The workspace that the turn of a run began with, or why it has none."""
-    return ctx.deps.ground or "this run has no workspace"
+    ground = ctx.deps.ground
+    return ground if isinstance(ground, Ground | str) and ground else "this run has no workspace"
 
 
 def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:

@@ -27,7 +27,6 @@ from shellback.storage.tables import workers
 from shellback.work.hosts import hosts, placing, roster
 from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.placing import Offer
-from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
 from shellback.work.queue.dbos_private import with_short_waits, without_lookups, without_polls
 from shellback.work.queue.doorbell import Doorbell
@@ -75,6 +74,8 @@ class WorkerConfig:
     """Of the lock of this executor id, in the row of this worker, too."""
     before: str = ""
     """The token of the worker that held it before and has ended."""
+    elsewhere: bool = False
+    """Whether it runs turns for its host on another machine."""
     version: str = field(default_factory=application_version)
     traced: bool = False
 
@@ -86,7 +87,7 @@ class Worker:
     config: WorkerConfig
     database: Database
     runner: TurnRunner
-    sweep: Sweep
+    sweep: Callable[[], Awaitable[object]]
     takeover: Takeover
     engine: Service
     cleanup: Callable[[], Awaitable[object]]
@@ -98,8 +99,11 @@ class Worker:
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run beside the turns while the services run; they end by cancellation."""
     counted: Counted | None = None
+    linked: Callable[[], bool] = lambda: True
+    """Whether calls of tools reach its host; if not, it takes no new items."""
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    """Set when another process holds the executor id; the caller must stop this worker."""
+    """Set when another process holds the executor id, or its host is gone; the caller must stop this worker."""
+    why_fallen: str = field(init=False, default="")
     emptied: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when its host drains and nothing there needs it; the caller must stop this worker."""
     _held_until: float = field(init=False, default=math.inf)
@@ -134,7 +138,8 @@ class Worker:
         with_short_waits()
         DBOS.listen_queues(())  # the dispatch listens to ours
         slots = zip(queues_of(config.host_id), (config.turn_slots, config.wake_slots), strict=True)
-        self._dispatch = Dispatch(config.executor_id, self.doorbell, dict(slots))
+        taken = {} if config.version == roster.NO_TURNS else dict(slots)
+        self._dispatch = Dispatch(config.executor_id, self.doorbell, taken)
         self._dispatch.prepare(dbos)
         # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
         with without_polls():
@@ -148,7 +153,7 @@ class Worker:
             await service.start()
         self._running = [asyncio.create_task(run()) for run in self.loops]
         repeated: Sequence[tuple[float, str, Callable[[], Awaitable[object]], float]] = (
-            (config.sweep_s, "sweep", partial(self._if_held, self.sweep.once), 0.5),
+            (config.sweep_s, "sweep", partial(self._if_held, self.sweep), 0.5),
             (LOOK_S, "takeover", partial(self._if_held, self.takeover.once), 0.5),
             (CLEANUP_S, "log clean-up", self.cleanup, CLEANUP_S),
             (RETAIN_S, "retention", self.retain, RETAIN_FIRST_S),
@@ -233,11 +238,11 @@ class Worker:
         if not held:
             # Our row was pruned because the machine slept or its clock leapt, or it is another's.
             await self.database.write(_register, self.config)
-        elif begun >= self._held_until:
+        elif begun >= self._held_until and not self.config.elsewhere:
             # Others took us for gone; a copy of our state directory may have begun meanwhile.
             await self.database.write(_alone, self.config)
         if self._dispatch is not None:
-            self._dispatch.take(new=not older)
+            self._dispatch.take(new=not older and self.linked())
         return empty
 
     def _patience_s(self, now: float) -> float | None:
@@ -258,6 +263,11 @@ class Worker:
     def _fall(self, taken: ExecutorTaken) -> None:
         why = str(taken) if isinstance(taken, HostTaken) else f"process {taken.pid} on {taken.host} holds it"
         log.error("executor id %s is no longer held: this worker stops: %s", self.config.executor_id, why)
+        self.fall("this worker lost its name or host to another process while it was paused or cut off; see its log")
+
+    def fall(self, why: str) -> None:
+        """Have the caller stop this worker, and say why."""
+        self.why_fallen = why
         self.fallen.set()
 
     async def _if_held(self, act: Callable[[], Awaitable[object]]) -> None:
@@ -313,7 +323,8 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         ExecutorTaken: The lease of another process runs.
         HostTaken: That of a worker on another machine runs, under another name of this host.
     """
-    _alone(conn, config)
+    if not config.elsewhere:
+        _alone(conn, config)
     holder, now = rows.lock_row(conn, workers, config.executor_id), rows.now(conn)
     if (
         conn.dialect.name != "sqlite"
@@ -328,6 +339,7 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         "host_id": config.host_id,
         "pid": os.getpid(),
         "boot_id": config.boot_id,
+        "elsewhere": config.elsewhere,
         "version": config.version,
         "started_at": now,
         "heartbeat_at": now,
@@ -336,15 +348,21 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
         "offer": config.offer().to_json(),
     }
     rows.put(conn, workers, config.executor_id, **values)
-    hosts.heard_of(conn, config.host_id)
+    _heard_of(conn, config)
+
+
+def _heard_of(conn: sa.Connection, config: WorkerConfig) -> bool:
+    """Renew the lease of the host, if this is its machine; whether it drains."""
+    return hosts.one(conn, config.host_id).draining if config.elsewhere else hosts.heard_of(conn, config.host_id)
 
 
 def _alone(conn: sa.Connection, config: WorkerConfig) -> None:
     """Raise HostTaken while a worker of this host is alive on another machine."""
     # All names of the host: two machines may start at once.
     rows.lock_name(conn, f"workers of {config.host_id}")
-    elsewhere = ~workers.c.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
-    others = *_alive(conn, config.host_id), workers.c.executor_id != config.executor_id
+    its = workers.c
+    elsewhere = ~its.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
+    others = *_alive(conn, config.host_id), its.executor_id != config.executor_id, ~its.elsewhere
     other = conn.execute(sa.select(workers).where(*others, elsewhere).limit(1)).first()
     if other is not None:
         raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
@@ -365,8 +383,9 @@ def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool, b
     # Our row first, as in `_register`, then the row that all workers of the host share.
     now = {"heartbeat_at": rows.clock(conn), "offer": config.offer().to_json()}
     held = rows.change_some(conn, workers, *_ours(config), **now)
-    drains = hosts.heard_of(conn, config.host_id)
-    newest = sa.select(workers.c.version).where(*_alive(conn, config.host_id)).order_by(workers.c.started_at.desc())
+    drains = _heard_of(conn, config)
+    run = *_alive(conn, config.host_id), workers.c.version != roster.NO_TURNS
+    newest = sa.select(workers.c.version).where(*run).order_by(workers.c.started_at.desc())
     older = conn.execute(newest.limit(1)).scalar() not in {None, config.version}
     return bool(held), drains and placing.empty(conn, config.host_id), older
 

@@ -568,8 +568,7 @@ async def test_what_a_shell_asks_for_after_its_client_has_gone_is_not_typed(shel
     waiting = asyncio.create_task(typing)
     await asyncio.sleep(0)
     assert await port.written(shell.id, "t.1") is not None
-    await cancelled(waiting)
-    assert await port.written(shell.id, "t.1") is not None, "by now it is withdrawn"
+    waiting.cancel()
     await asyncio.to_thread((shell.engine.workspace / "gate").write_text, "")
     async with asyncio.timeout(SOON):
         while await mark_named(shell.log, ready) is None:

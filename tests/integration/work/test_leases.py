@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken, HostTaken
+from shellback.storage.tables import hosts as host_rows
 from shellback.storage.tables import workers
-from shellback.work.hosts import roster
+from shellback.work.hosts import hosts, roster
 from shellback.work.turn import claims
 from shellback.work.turn.claims import NameLost, Wakes
 from shellback.work.worker import worker as working
@@ -154,6 +155,24 @@ async def test_new_items_are_for_the_newest_version_of_a_host_that_lives(
     let_the_lease_end(db, "w2")
     await beating.beats(5.0)
     assert taking.told.pop() is True
+
+
+def test_a_worker_elsewhere_renews_no_lease_of_its_host_and_keeps_its_machine_from_nothing(db: Database) -> None:
+    away = replace(FIRST, executor_id="away", boot_id="far/1", elsewhere=True)
+    db.write_now(working._register, away)
+    assert db.write_now(working._heartbeat, away) == (True, False, False)
+    assert db.read_now(hosts.one, HOST).silent_s is None, "nothing was heard of the host itself"
+    db.write_now(working._register, FIRST)
+    ago = sa.update(host_rows).values(heartbeat_at=host_rows.c.heartbeat_at - 100.0, draining_at=1.0)
+    db.write_now(lambda conn: conn.execute(ago) and None)
+    assert db.write_now(working._heartbeat, away) == (True, True, False), "it drains with its host"
+    assert (db.read_now(hosts.one, HOST).silent_s or 0.0) > 99.0
+
+
+def test_a_process_without_turns_has_no_version_that_items_wait_for(db: Database) -> None:
+    db.write_now(working._register, FIRST)
+    db.write_now(working._register, replace(FIRST, executor_id="host", version=roster.NO_TURNS))
+    assert db.write_now(working._heartbeat, FIRST) == (True, False, False)
 
 
 def test_of_two_machines_with_the_id_of_a_host_that_start_at_once_one_is_refused(db: Database) -> None:

@@ -15,7 +15,7 @@ from shellback.storage.db import Database
 from shellback.storage.tables import approvals, conversations, hosts, mailbox, turns, workers
 from shellback.work.approvals import sending
 from shellback.work.errors import InvalidRequest
-from shellback.work.hosts import placing
+from shellback.work.hosts import placing, roster
 from shellback.work.hosts.loads import loads
 from shellback.work.hosts.placing import Offer, Placing, Wanted
 from shellback.work.queue import standing
@@ -247,6 +247,20 @@ def test_a_host_has_the_slots_of_its_newest_version(town: Town) -> None:
         town.host(host, worker=worker, version=version)
     found = town.db.read_now(placing.rooms)
     assert {room.host_id: room.offer.slots for room in found} == {"a": 10, "b": 20}
+
+
+def test_a_host_has_the_slots_of_its_workers_elsewhere_and_labels_of_its_own_machine_while_that_lives(
+    town: Town,
+) -> None:
+    config = town.host("a", GPU, version=roster.NO_TURNS)
+    away = {"boot_id": "far/1", "elsewhere": True, "version": "now", "offer": lambda: Offer(slots=3, labels=("no",))}
+    for number in range(2):
+        town.db.write_now(working._register, replace(config, executor_id=f"a.away{number}", **away))
+    (room,) = town.db.read_now(placing.rooms)
+    assert (room.offer.slots, room.offer.labels) == (6, ["gpu", "linux-arm64"])
+    silent = sa.update(workers).where(workers.c.executor_id == config.executor_id).values(heartbeat_at=1.0)
+    town.db.write_now(lambda conn: conn.execute(silent) and None)
+    assert town.db.read_now(placing.rooms) == [], "its machine is gone"
 
 
 def test_a_drain_waits_for_what_is_being_placed_and_what_comes_later_is_not_placed_there(postgres: Database) -> None:

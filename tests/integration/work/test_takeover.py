@@ -103,8 +103,10 @@ class Bench:
         version: str = VERSION,
         stopped: bool = False,
         space: str = "",
+        elsewhere: bool = False,
     ) -> None:
         process = {
+            "elsewhere": elsewhere,
             "pid": os.getpid() if lives else NO_PID,
             "boot_id": space or process_space(),
             "token": f"token of {name}",
@@ -135,6 +137,15 @@ async def test_turns_of_a_worker_whose_process_is_gone_go_on_each_on_its_own_que
     bench.at("a", queue_name="wakes.host2")
     await bench.takeover.once()
     assert sorted(bench.client.resumed) == [("i1", f"wakes.{HOST}"), ("i2", f"turns.{HOST}")]
+
+
+async def test_a_worker_elsewhere_is_gone_by_its_lease_alone(bench: Bench) -> None:
+    for name, quiet_s in ("away", roster.LEASE_S - 1), ("silent", roster.LEASE_S + 1):
+        bench.worker(name, quiet_s=quiet_s, lives=False, elsewhere=True)
+        bench.locks[name, f"token of {name}"] = True
+        bench.at(name)
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i2"]
 
 
 async def test_a_worker_in_a_container_of_its_own_is_gone_when_its_lock_is_free_and_by_its_lease_alone_if_not(

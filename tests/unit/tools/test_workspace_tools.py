@@ -20,6 +20,7 @@ from shellback.exec.tools import short_commands as short
 from shellback.exec.tools.capability import ExecCapability
 from shellback.exec.tools.file_tools import looks
 from shellback.exec.tools.file_tools.marks import marked
+from shellback.exec.tools.toolset import ExecTools
 from tests.sessions import a_session
 
 END = SessionEnd(state=SessionState.EXITED, exit_code=0, duration_s=1.5)
@@ -208,7 +209,9 @@ def told(*, powered_by: str = "Podman", network: bool = False, preview: str = ""
     instructions = more.pop("instructions", None)
     there = {"commands": True, "workspace": True, "sessions": False, "watches": False, "blocks": False, **more}
     asking = "A person approves.".format
-    tools: Any = SimpleNamespace(engine=engine, asking=asking, gate=bool, **there)
+    tools = ExecTools.__new__(ExecTools)
+    parts = frozenset(part for part, on in there.items() if on)
+    vars(tools).update(engine=engine, asking=asking, gate=bool, parts=parts)
     ctx: Any = SimpleNamespace(deps=None)
     capability = ExecCapability(tools, instructions=instructions, preview=preview)
     return asyncio.run(capability.get_instructions()(ctx))

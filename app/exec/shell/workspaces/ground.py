@@ -16,3 +16,10 @@ class Ground:
     engine: Engine
     policy: Policy
     files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A workspace on another machine, as `text` describes it to a model."""
+
+    text: str

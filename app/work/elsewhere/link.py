@@ -1,0 +1,191 @@
+"""The side of a worker elsewhere: its connection to the host whose turns it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from shellback.exec.core.threads import cancelled
+from shellback.storage import members
+from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.work.elsewhere import certificates, lines
+from shellback.work.elsewhere.lines import Fit, Message
+from shellback.work.errors import HostUnfit, HostUnreachable
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 60.0
+"""After this time without its host a worker ends, so that its turns wait for one that has it."""
+RETRY_S: Final = 1.0
+CONNECT_S: Final = 10.0
+_UNTRUSTED: Final = "one of the two does not trust the other's certificate, see `shellback hosts members` there"
+
+
+@dataclass(eq=False, repr=False)
+class HostLink:
+    """A connection that is made again whenever it breaks; a request is sent again on the next one, until answered.
+
+    The host has to fit `fit`; `host` is what it has told of itself. `gone` is called, with the reason, when it does not
+    fit any more, or has not answered for `patience_s`: no request will be answered here.
+    """
+
+    database: Database
+    host_id: str
+    home: Path
+    fit: Fit
+    patience_s: float = PATIENCE_S
+    gone: Callable[[str], object] = lambda _: None
+    host: Message = field(init=False, default_factory=dict[str, Any])
+    _waiting: dict[int, asyncio.Future[Any]] = field(init=False, default_factory=dict[int, "asyncio.Future[Any]"])
+    _numbers: itertools.count[int] = field(init=False, default_factory=itertools.count)
+    _writer: asyncio.StreamWriter | None = field(init=False, default=None)
+    _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    """Set, and replaced, when a connection was made or is gone."""
+    _gone_at: float = field(init=False, default_factory=time.monotonic)
+    _failure: HostUnfit | HostUnreachable | None = field(init=False, default=None)
+    _task: asyncio.Task[None] | None = field(init=False, default=None)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the host answers."""
+        return self._writer is not None
+
+    async def start(self) -> None:
+        """Connect, or wait for the host.
+
+        Raises:
+            HostUnfit: The host does not fit.
+            HostUnreachable: It does not answer in time, or does not trust this machine.
+        """
+        self._gone_at, self._failure, self._changed = time.monotonic(), None, asyncio.Event()
+        self._task = asyncio.create_task(self._keep())
+        while not self.connected:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """Close the connection. What was asked waits on, for its cancellation."""
+        task, self._task = self._task, None
+        if task is not None:
+            await cancelled([task])
+
+    async def ask(self, do: str, **facts: Any) -> Any:
+        """Have the host do something, and return its answer, however long that takes. The host may be asked twice.
+
+        Raises:
+            Exception: What the host has raised, see `lines.raised_by`.
+        """
+        number = next(self._numbers)
+        while True:
+            while (writer := self._writer) is None:
+                await self._changed.wait()
+            answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                await lines.send(writer, {"id": number, "do": do, **facts})
+                told: Message | None = await answer
+            except OSError:
+                self._lost(writer)
+                continue
+            finally:
+                self._waiting.pop(number, None)
+            if told is not None:
+                if "failed" in told:
+                    raise lines.raised_by(told["failed"])
+                return told["ok"]
+
+    async def _keep(self) -> None:
+        told = False
+        try:
+            while True:
+                why = await self._followed()
+                if self._writer is not None:
+                    self._lost(self._writer)
+                    told = False
+                if not told:
+                    log.warning("host %s cannot be reached; it is tried again: %s", self.host_id[:12], why)
+                told = True
+                silent_s = time.monotonic() - self._gone_at
+                if isinstance(why, HostUnfit):
+                    self._give_up(why)
+                elif silent_s > self.patience_s:
+                    said = f"host {self.host_id[:12]} has not answered for {silent_s:.0f} s: {why}"
+                    self._give_up(HostUnreachable(said))
+                await asyncio.sleep(RETRY_S)
+        finally:
+            if self._writer is not None:
+                self._lost(self._writer)
+
+    def _give_up(self, failure: HostUnfit | HostUnreachable) -> None:
+        if self._failure is None:
+            log.error("this worker ends: %s", failure)
+            self._failure = failure
+            self._tell()
+            self.gone(str(failure))
+
+    async def _followed(self) -> Exception | str:
+        """Connect, and hear answers until the connection is gone; returns why it is."""
+        before = self.host
+        try:
+            await self._follow()
+        except ssl.SSLError as error:
+            return f"{_UNTRUSTED} ({error.reason})"
+        except StorageError as error:
+            self._gone_at = time.monotonic()  # it may be there: the database has to say where
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            return error if str(error) else type(error).__name__
+        return _UNTRUSTED if self.host is before else "it has closed the connection"
+
+    async def _follow(self) -> None:
+        where = await self.database.read(members.listening, self.host_id)
+        if where is None:
+            raise HostUnreachable("it does not listen for workers elsewhere (LISTEN)")
+        own, _ = await asyncio.to_thread(certificates.of_machine, self.home)
+        address, _, port = where.address.rpartition(":")
+        context = certificates.towards_host(own, where.certificate)
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(address, int(port), ssl=context, limit=lines.LINE)
+        beats = asyncio.create_task(lines.alive(writer))
+        try:
+            await lines.send(writer, {"id": -1, "do": "hello"})
+            async for told in lines.lines(reader):
+                if told["id"] == -1:
+                    self._greeted(told, writer)
+                elif (answer := self._waiting.get(told["id"])) is not None and not answer.done():
+                    answer.set_result(told)
+        finally:
+            await cancelled([beats])
+            writer.close()
+
+    def _greeted(self, told: Message, writer: asyncio.StreamWriter) -> None:
+        if "failed" in told:
+            raise lines.raised_by(told["failed"])
+        if (why := self.fit.objection(told["ok"])) is not None:
+            raise HostUnfit(f"host {self.host_id[:12]} {why}")
+        self._writer, self.host = writer, told["ok"]
+        self._tell()
+        log.info("host %s is reached", self.host_id[:12])
+
+    def _lost(self, writer: asyncio.StreamWriter) -> None:
+        """Have what waits for an answer on this connection be asked again."""
+        writer.close()
+        if self._writer is not writer:
+            return
+        self._writer, self._gone_at = None, time.monotonic()
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(None)
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,141 @@
+"""Turns on one machine, their workspaces and processes on another: `host`, `worker --for`, and who may."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from shellback.cli.children import WorkerChild
+from tests.commands import Result, assert_refused, facts, shellback, told
+from tests.stage import Stage, stage
+
+PROGRAM = [sys.executable, "-m", "shellback"]
+
+
+@dataclass
+class Town:
+    """A host, and a machine elsewhere that may run its turns."""
+
+    loop: Stage
+    away: dict[str, str] = field(default_factory=dict[str, str])
+
+    def host(self) -> WorkerChild:
+        """`shellback host`, ready."""
+        return self._begun({}, "host")
+
+    def worker(self, **environ: str) -> WorkerChild:
+        """`shellback worker --for` this host on the other machine, ready."""
+        return self._begun({**self.away, **environ}, "worker", "--for", self.loop.where.host_id[:12])
+
+    def _begun(self, environ: dict[str, str], *words: str) -> WorkerChild:
+        made = WorkerChild(self.loop.where, {**self.loop.environ, **environ}, [*PROGRAM, *words])
+        self.loop.workers.append(made)
+        made.wait_ready()
+        return made
+
+    def far(self, *words: str, typed: str = "", **environ: str) -> Result:
+        """A command on the other machine."""
+        whole: dict[str, Any] = {**self.away, **environ}
+        return shellback(self.loop, *words, typed=typed, **whole)
+
+    def joined(self, name: str = "builder") -> None:
+        invitation = told(self.loop, "hosts", "invite", name).stdout
+        done = self.far("hosts", "join", typed=invitation)
+        assert done.returncode == 0, done.stderr
+        assert f"as {name}: `shellback worker --for {self.loop.where.host_id[:12]}`" in done.stdout
+
+
+@pytest.fixture
+def town(postgres_url: str) -> Iterator[Town]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with stage(postgres_url, LISTEN=f"127.0.0.1:{port}") as made:
+        away = {"SHELLBACK_HOME": str(made.root / "away"), "WORKSPACE_ROOT": str(made.root / "nowhere"), "LISTEN": ""}
+        yield Town(made, away)
+
+
+def test_a_turn_elsewhere_runs_its_commands_on_the_host_after_approval_and_is_woken_by_their_end(town: Town) -> None:
+    town.host()
+    town.joined()
+    town.worker()
+    loop = town.loop
+    item = loop.send("$ pwd; echo here > made.txt")
+    loop.approve()
+    assert str(loop.workspace) in loop.answer(item)
+    assert (loop.workspace / "made.txt").read_text() == "here\n"
+    loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "until", rest=True)
+    (loop.workspace / "go").touch()
+    loop.until("it is told", lambda: "exit code 7" in "\n".join(loop.answers()))
+    loop.until("at rest", loop.at_rest)
+    assert len(loop.callbacks()) == 1
+    (row,) = [one for one in facts(told(loop, "workers", "--json")) if one["elsewhere"]]
+    assert row["host_id"] == loop.where.host_id
+    assert not (loop.root / "nowhere").exists()
+
+
+def test_a_denied_call_runs_nothing_and_what_changed_since_the_approval_is_refused(town: Town) -> None:
+    town.host()
+    town.joined()
+    town.worker()
+    loop = town.loop
+    item = loop.send("$ touch denied.txt")
+    loop.decide(loop.pending(), "denied")
+    loop.answer(item)
+    (loop.workspace / "script.sh").write_text("touch one.txt\n")
+    second = loop.send("$ sh ./script.sh", "c2")
+    request = loop.pending("c2")
+    (loop.workspace / "script.sh").write_text("touch two.txt\n")
+    loop.decide(request)
+    loop.ended(second)
+    loop.until("at rest", loop.at_rest)
+    assert {"denied.txt", "one.txt", "two.txt"}.isdisjoint(path.name for path in loop.workspace.iterdir())
+
+
+@pytest.mark.parametrize("who", ["worker", "host"])
+def test_a_command_runs_once_though_its_worker_or_host_is_killed_while_it_runs(town: Town, who: str) -> None:
+    host = town.host()
+    town.joined()
+    worker = town.worker()
+    loop = town.loop
+    item = loop.send("$ echo ran >> ran.txt; until [ -e go ]; do sleep 0.05; done; echo over")
+    loop.approve()
+    loop.until("it runs", (loop.workspace / "ran.txt").exists)
+    (worker if who == "worker" else host).kill()
+    again = town.worker() if who == "worker" else town.host()
+    (loop.workspace / "go").touch()
+    loop.until("it is told", lambda: re.search(r'"content": ?"[^"]*over\b', loop.history().replace("echo over", "")))
+    loop.until("at rest", loop.at_rest)
+    assert (loop.workspace / "ran.txt").read_text() == "ran\n"
+    assert len(loop.sessions()) == 1
+    assert loop.turn(item) is not None
+    assert again.process.poll() is None
+
+
+def test_who_was_not_invited_or_was_revoked_runs_no_turn(town: Town) -> None:
+    town.host()
+    loop, host_id = town.loop, town.loop.where.host_id
+    refused = town.far("worker", "--for", host_id[:12])
+    assert_refused(refused, "has not joined host", "shellback hosts invite NAME")
+    invitation = facts(told(loop, "hosts", "invite", "--json", "builder"))["invitation"]
+    assert facts(town.far("hosts", "join", "--json", typed=invitation))["state"] == "joined"
+    assert_refused(town.far("hosts", "join", typed=invitation), "was used or replaced")
+    assert_refused(shellback(loop, "hosts", "invite", "builder"), "a machine has joined as 'builder'")
+    late = told(loop, "hosts", "invite", "late", "--expires", "1s").stdout
+    worker = town.worker()
+    loop.answer(loop.send("hello"))
+    assert facts(told(loop, "hosts", "revoke", "--json", "builder"))["state"] == "revoked"
+    item = loop.send("$ touch never.txt", "c2")
+    assert_refused(town.far("hosts", "join", typed=late), "has expired")
+    states = {one["name"]: one["state"] for one in facts(told(loop, "hosts", "members", "--json"))}
+    assert states == {"builder": "revoked", "late": "expired"}
+    worker.kill()
+    loop.hire(WORKER_NAME="own")  # of the host itself, beside the process that listens
+    loop.approve("c2")
+    loop.ended(item)
+    loop.until("its own worker did it", (loop.workspace / "never.txt").exists)
