@@ -43,6 +43,12 @@ class Block:
         """The line by which people find it."""
         return self.text.split("\n", 1)[0]
 
+    @property
+    def machine(self) -> str:
+        """Which machine it is run on, if its first line says so (`# on NAME`), else an empty text."""
+        found = re.fullmatch(r"# on (\w+)", self.first)
+        return found[1] if found else ""
+
     def __str__(self) -> str:
         return f"{self.document}:{self.line} ({self.first})"
 

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,7 @@ def _here(text: str) -> str:
 class Reader:
     """Somebody who follows one document in a place of their own: types its blocks, compares what comes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self._root = root
         self._ids = Ids()
         self._count = 0
@@ -63,6 +63,7 @@ class Reader:
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "TERM": "dumb",
+            **environ,
         }
         self._done, theirs = os.pipe()
         self._shell = subprocess.Popen(
@@ -189,13 +190,25 @@ async def _end_supervisor(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def reader() -> Generator[Reader]:
+def reader(**environ: str) -> Generator[Reader]:
     """Somebody new, in a directory that the uid of commands can pass through, who leaves no process behind."""
     root = Path(tempfile.mkdtemp(prefix="shellback-reader-"))
     root.chmod(0o755)
-    one = Reader(root)
+    one = Reader(root, environ)
     try:
         yield one
     finally:
         one.leave()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def machines(names: Collection[str]) -> Generator[dict[str, Reader]]:
+    """Somebody new on each of some machines, which have these names."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Reader] = {}
+        for name in names:
+            there = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            (there / "sitecustomize.py").write_text(f"import platform\nplatform.node = lambda: {name!r}\n")
+            found[name] = stack.enter_context(reader(PYTHONPATH=str(there)))
+        yield found

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from shellback.settings import plain_environment
 from tests import images, sandboxes
 from tests.documents import ROOT, RUN, Block, blocks
 from tests.features import KINDS, markdown, measured
-from tests.readers import reader
+from tests.readers import machines, reader
 from tests.stage import stage
 from tests.supervisors import run_to_end
 
@@ -42,7 +43,10 @@ def to_run(path: Path) -> list[Block]:
     return [
         block
         for block in blocks(path)
-        if block.language in RUN and (block.document, block.first) not in NOT_RUN and not of_an_example(block)
+        if block.language in RUN
+        and not block.machine
+        and (block.document, block.first) not in NOT_RUN
+        and not of_an_example(block)
     ]
 
 
@@ -52,6 +56,16 @@ def test_a_document_does_what_it_says(path: Path) -> None:
     with reader() as somebody:
         for block in to_run(path):
             somebody.follow(block)
+
+
+@pytest.mark.timeout(300)
+def test_three_machines_do_what_scaling_says(postgres_url: str) -> None:
+    told = [block for block in blocks(ROOT / "docs/scaling.md") if block.machine]
+    with machines({block.machine for block in told}) as there:
+        for block in told:
+            text = block.text.replace("postgresql://shellback:PASSWORD@db.internal/shellback", postgres_url)
+            there[block.machine].follow(replace(block, text=text))
+    assert len(there) == 3
 
 
 def test_every_block_says_what_it_is() -> None:

@@ -89,9 +89,9 @@ def others(conn: sa.Connection, host_id: str, lease_s: float) -> list[Host]:
 
 
 def known(conn: sa.Connection) -> list[Host]:
-    """Every host that has a row, a conversation or a session; the last heard of first."""
+    """Every host that has a row, a conversation or a session, by name."""
     now = rows.now(conn)
-    found = [_host(row, now) for row in conn.execute(sa.select(hosts).order_by(hosts.c.heartbeat_at.desc()))]
+    found = [_host(row, now) for row in conn.execute(sa.select(hosts).order_by(hosts.c.name, hosts.c.host_id))]
     ids = {NOWHERE, *(host.host_id for host in found)}
     nameless = sa.union(sa.select(conversations.c.host_id), sa.select(sessions.c.host_id))
     return found + [one(conn, name) for name in sorted(conn.execute(nameless).scalars()) if name not in ids]
