@@ -61,7 +61,23 @@ def by_unlink(path: Path) -> None:
     written(path, text + "# edited\n")
 
 
+def written_anew(path: Path) -> None:
+    written(path, f"{SECRET}\n# edited\n")
+
+
+def moved_here(path: Path) -> None:
+    written_anew(new := path.with_name("new-file"))
+    new.rename(path)
+
+
+def watched(pid: int) -> list[int]:
+    """The events of which the kernel tells a process, for each directory that it watches: inotify(7), proc(5)."""
+    shown = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    return [int(mask, 16) for text in shown for mask in re.findall(r"^inotify .* mask:(\w+)", text, re.MULTILINE)]
+
+
 EDITS = [by_rename, by_backup, by_unlink]
+IN_CREATE = 0x100
 
 
 async def losses(box: Boxes, name: str) -> list[dict[str, Any]]:
@@ -120,6 +136,23 @@ async def test_a_masked_file_stays_masked_when_it_is_edited_outside(box: Boxes, 
     assert (loss["path"], loss["how"]) == (f"{box.workspace}/.env", "restored")
     record = await gone_on(box, "a")
     assert record["exit_code"] == 0
+    assert SECRET.encode() not in box.log("a")
+
+
+@pytest.mark.parametrize("back", [moved_here, written_anew], ids=["renamed", "written"])
+async def test_a_masked_file_that_was_away_is_masked_when_it_comes_back(
+    box: Boxes, back: Callable[[Path], None]
+) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _; grep -rn API_KEY .; exit 0", profile=READ_ONLY)
+    (box.workspace / ".env").unlink()
+    supervisor, _ = await box.pids()
+    # As soon as the supervisor takes it for gone, it has the kernel tell when a file appears.
+    await until(lambda: any(mask & IN_CREATE for mask in watched(supervisor)))
+    back(box.workspace / ".env")
+    (loss,) = await losses(box, "a")
+    assert (loss["path"], loss["how"]) == (f"{box.workspace}/.env", "restored")
+    assert (await gone_on(box, "a"))["exit_code"] == 0
     assert SECRET.encode() not in box.log("a")
 
 

@@ -118,6 +118,7 @@ class Watch:
         self._place = place
         self._covered = dict(place.covered)
         self._lost: dict[str, _Lost] = {}
+        self._absent = set[str]()
         self._busy = self._over = self._due = False
         self._before = {
             path: losses.content(path)
@@ -142,6 +143,8 @@ class Watch:
         if self._over:
             return
         gone, moment = self.gone(), now()
+        self._absent = {path for path in self._absent if path in gone and not os.path.lexists(path)}
+        gone = [path for path in gone if path not in self._absent]
         for path in gone:
             self._lost.setdefault(path, _Lost(moment))
         if self._busy:
@@ -241,8 +244,10 @@ class Watch:
             elif what == restoring.STANDS:
                 self._place.stands(path)
             elif what == restoring.ABSENT and self._covered[path] == MASKED:
-                # The secret does not exist.
-                del self._covered[path], self._lost[path]
+                # The secret does not exist; when it does again, it is covered again.
+                del self._lost[path]
+                self._absent.add(path)
+                self._losses.renames.expect(path)
             elif what == restoring.FAILED:
                 failed = True
         if failed:
@@ -348,9 +353,11 @@ def _nobodys(path: str, file: tuple[int, int]) -> bool:
 
 
 _MOVED_FROM: Final = 0x40
+_APPEARED: Final = 0x80 | 0x100  # IN_MOVED_TO, IN_CREATE
 _OVERFLOW: Final = 0x4000
 _IGNORED: Final = 0x8000
 _ONLY_DIRECTORIES: Final = 0x1000000
+_ADD: Final = 0x20000000
 _EVENT: Final = struct.Struct("iIII")
 _BYTES: Final = 1 << 16
 
@@ -358,7 +365,7 @@ Call = Callable[[], None]
 
 
 class Renames:
-    """Calls back when a covered path is renamed away.
+    """Calls back when a covered path is renamed away, or when an expected one appears.
 
     The mount moves along with the renamed file, so no mount is lost, but a new file at the path is not covered. Source:
     inotify(7).
@@ -390,6 +397,11 @@ class Renames:
         except OSError as error:
             self._refused(f"renames are not watched: {error.strerror}")
 
+    def expect(self, path: str) -> None:
+        """Call also when this path, which is watched and does not exist, appears in its directory."""
+        with contextlib.suppress(OSError):
+            self._added(os.path.dirname(path) or "/", _ADD | _APPEARED)
+
     def forget(self, call: Call) -> None:
         """Remove a callback."""
         for number, users in list(self._users.items()):
@@ -397,11 +409,11 @@ class Renames:
                 del self._users[number]
                 linux.libc.inotify_rm_watch(self._fd, number)
 
-    def _added(self, folder: str) -> int | None:
+    def _added(self, folder: str, events: int = _ADD | _MOVED_FROM) -> int | None:
         if self._fd < 0:
             self._fd = linux.checked(linux.libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
             self._loop.watch(self._fd, self._read, IN)
-        number: int = linux.libc.inotify_add_watch(self._fd, os.fsencode(folder), _MOVED_FROM | _ONLY_DIRECTORIES)
+        number: int = linux.libc.inotify_add_watch(self._fd, os.fsencode(folder), events | _ONLY_DIRECTORIES)
         if number < 0:
             number = ctypes.get_errno()
             # For an unreadable or missing directory, the mount table must suffice.
