@@ -233,6 +233,32 @@ def test_lines_that_nobody_has_read_are_said_not_to_be_sent(place: Stage) -> Non
         seat.until("code=0")
 
 
+BUSY = """
+import pathlib, sys, time
+from shellback.cli.terminal.prompt import Prompt
+with Prompt() as seat:
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    presses = 0
+    while seat.interrupted():
+        presses += 1
+print("presses", presses)
+"""
+"""A chat that does something else while keys are pressed."""
+
+
+def test_each_press_of_ctrl_c_counts_once_however_late_it_is_heard(place: Stage) -> None:
+    program, go = place.root / "busy.py", place.root / "go"
+    program.write_text(BUSY)
+    with pane(place, cols=120) as seat:
+        seat.does(f"clear; {sys.executable} -P {program} {go}", r"^> ?$")
+        seat.keys("half a line", shows="^> half a line$")
+        seat.keys("C-c", shows="^>$")
+        seat.keys("C-c", "x", shows="^> x$")
+        go.touch()
+        seat.until("^presses 2$")
+
+
 def test_ctrl_c_clears_a_line_and_only_two_at_an_empty_prompt_leave(place: Stage) -> None:
     with pane(place, cols=120) as seat:
         chatting(seat, "idle")

@@ -79,6 +79,12 @@ def test_the_answers_of_commands_are_rows_that_fit(place: Stage, cols: int) -> N
             keep(seat, f"$ {line}")
 
 
+def emptied(seat: Pane) -> None:
+    """Press Ctrl-L until only the prompt is there: what the chat was about to write comes after a press."""
+    while not re.search(EMPTY, seat.shown()):
+        seat.keys("C-l")
+
+
 @pytest.mark.parametrize("cols", [60, 100, 160])
 def test_a_chat_is_rows_that_fit(place: Stage, cols: int) -> None:
     name = f"talk{cols}"
@@ -88,23 +94,23 @@ def test_a_chat_is_rows_that_fit(place: Stage, cols: int) -> None:
         place.write(stream.note, name, "t", 0, "answer", {"text": ANSWER})
         seat.until(r"example\.com")
         keep(seat, "an answer")
-        seat.keys("C-l", shows=EMPTY)
+        emptied(seat)
         seat.does("$ sed -i s/draft/final/ report.txt && for n in 1 2 3 4; do echo part $n; sleep 0.1; done", QUESTION)
         seat.does("d", r"digest: [0-9a-f]{30}(?s:.*)\[\?\]$")
         seat.does("?", r"shows this(?s:.*)\[\?\]$")
         seat.does("r", r"saves nothing$")
         keep(seat, "a request, its details, help, and the rules that would allow it")
-        seat.keys("C-l", shows=EMPTY)
+        emptied(seat)
         seat.does("n", QUESTION)
         shown = seat.does("n not in this directory, please, but in the archive that is below it", "Denied by(?s:.*)^>$")
         assert "→" not in shown
         keep(seat, "a denial")
-        seat.keys("C-l", shows=EMPTY)
+        emptied(seat)
         seat.does("$ for n in 1 2 3; do echo part $n; sleep 1; done; sleep 6", QUESTION)
         seat.does("y", "· part 3$")
         keep(seat, "a command that runs")
         seat.until("exit code 0")
-        seat.keys("C-l", shows=EMPTY)
+        emptied(seat)
         seat.keys("/", shows=r"^> /\n +/approve")
         keep(seat, "what can be completed")
         seat.keys("C-c")

@@ -115,6 +115,7 @@ class Prompt(Seat):
         """See `Seat`."""
         with contextlib.suppress(queue.Empty):
             self._cleared = self._presses.get_nowait()
+            self._interrupts.taken()  # the signal of a press is not another press
             return True
         self._cleared = False
         return self._interrupts.taken()
