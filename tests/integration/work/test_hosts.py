@@ -503,7 +503,8 @@ def test_the_load_of_a_host_is_what_runs_and_waits_there_and_a_host_without_a_he
     bench.heard(ELSEWHERE, ago=0.0)
     config = WorkerConfig(executor_id="w", host_id=ELSEWHERE, boot_id="b", system_database_url="", token="one")
     bench.db.write_now(working._register, config)
-    here, there = (replace(one, silent_s=0.0) for one in bench.db.read_now(loads, ELSEWHERE))
+    found = {one.host_id: replace(one, silent_s=0.0) for one in bench.db.read_now(loads, ELSEWHERE)}
+    here, there = found[ELSEWHERE], found[THERE]
     offered = {"memory": 1.0, "load": 0.0}
     assert here == replace(carries(ELSEWHERE, state="alive", workers=1, **offered), name=here.name)
     assert there == carries(THERE, state="silent", conversations=2, processes=1, waiting=1, running=1)
