@@ -12,6 +12,8 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --extra mcp --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 LOWEST := $(VENV)/lowest
+# Compiled files are kept, whatever the caller's environment says: hundreds of processes import the same modules.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.

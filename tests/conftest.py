@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
@@ -65,13 +66,27 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"installed here is another tree ({found}), not {ROOT}: rm -rf .venv && make setup")
 
 
+@functools.cache
+def is_long(path: Path) -> bool:
+    """Whether the tests of this file are among the long ones."""
+    below = path.relative_to(ROOT / "tests")
+    long, short, too_long = (any(below.match(one) for one in some) for some in (LONG, SHORT, TOO_LONG))
+    return long and (too_long or not short)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests `-m` leaves out: each of the processes that run tests imports them all."""
+    wanted = {"long": True, "not long": False}.get(config.option.markexpr)
+    if wanted is None or not collection_path.match("test_*.py") or is_long(collection_path) == wanted:
+        return None
+    return True
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
-        path = item.path.relative_to(ROOT / "tests")
-        is_long, is_short, is_too_long = (any(path.match(one) for one in some) for some in (LONG, SHORT, TOO_LONG))
-        if is_long and (is_too_long or not is_short):
+        if is_long(item.path):
             item.add_marker("long")
 
 

@@ -5,7 +5,6 @@ The database is the authority: a certificate is trusted while its row says so. T
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 from shellback.storage import rows
 from shellback.storage.errors import MemberRefused
 from shellback.storage.tables import members
+from shellback.storage.tokens import digest_of
 
 PREFIX: Final = "shi_"
 """How an invitation begins, so that people and scanners of secrets know one."""
@@ -77,8 +77,8 @@ def invite(conn: sa.Connection, host_id: str, name: str, *, lasts_s: float = LAS
         raise MemberRefused(f"this host has {LIMIT} machines; `shellback hosts members` lists them")
     text = PREFIX + secrets.token_urlsafe(32)
     row: dict[str, Any] = {
-        "host_id": host_id, "name": name, "invitation": _digest(text), "expires_at": now + lasts_s, "certificate": None,
-        "fingerprint": None, "created_at": now, "joined_at": None, "revoked_at": None,
+        "host_id": host_id, "name": name, "invitation": digest_of(text), "expires_at": now + lasts_s,
+        "certificate": None, "fingerprint": None, "created_at": now, "joined_at": None, "revoked_at": None,
     }  # fmt: skip
     rows.put(conn, members, key, **row)
     return text, _member(conn.execute(sa.select(members).where(members.c.id == key)).one(), now)
@@ -91,7 +91,7 @@ def join(conn: sa.Connection, text: str, certificate: str, fingerprint: str) -> 
         MemberRefused: It is not known in this database, was used, has expired or was revoked, or the machine has
             joined already.
     """
-    query = sa.select(members).where(members.c.invitation == _digest(text.strip())).with_for_update()
+    query = sa.select(members).where(members.c.invitation == digest_of(text.strip())).with_for_update()
     row, now = conn.execute(query).one_or_none(), rows.now(conn)
     again = "; `shellback hosts invite NAME` on the host prints another one"
     if row is None:
@@ -121,7 +121,8 @@ def revoke(conn: sa.Connection, host_id: str, name: str) -> Member:
 def of_host(conn: sa.Connection, host_id: str) -> list[Member]:
     """The machines of a host, in the order of their names."""
     query = sa.select(members).where(members.c.host_id == host_id, members.c.name != _HOST).order_by(members.c.name)
-    return [_member(row, rows.now(conn)) for row in conn.execute(query)]
+    now = rows.now(conn)
+    return [_member(row, now) for row in conn.execute(query)]
 
 
 def trusts(conn: sa.Connection, host_id: str, fingerprint: str) -> bool:
@@ -142,10 +143,6 @@ def trusted(conn: sa.Connection, host_id: str) -> dict[str, str]:
 
 def _id(host_id: str, name: str) -> str:
     return f"{host_id}/{name}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _member(row: sa.Row[Any], now: float) -> Member:

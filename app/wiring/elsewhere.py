@@ -56,7 +56,7 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
     from shellback.exec.tools.tool import Part
     from shellback.storage.executor_lock import ExecutorLock
     from shellback.telemetry.watches import watches as chosen
-    from shellback.wiring.views import Views
+    from shellback.wiring.views import Views, tool_switches
     from shellback.work.elsewhere.link import HostLink
     from shellback.work.elsewhere.tools import HostTools
     from shellback.work.hosts.placing import Offer
@@ -68,14 +68,6 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
 
     settings, database, executor_id = where.settings, where.database, where.executor_id
     process_wide(host=where.host_id, executor=executor_id)
-    parts: dict[Part, bool] = {
-        "commands": True,
-        "watches": True,
-        "blocks": True,
-        "sessions": settings.session_tools == "on",
-        "shell": settings.shell_tool == "on",
-        "workspace": settings.workspace_tools == "on",
-    }
     lock = ExecutorLock(executor_id, where.home)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
@@ -83,7 +75,8 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
         doorbell, telling, views = a_doorbell(where), Telling(database), Views(settings)
         enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
-        on = frozenset[Part](part for part, wanted in parts.items() if wanted)
+        switched = tool_switches(settings).items()
+        on = frozenset[Part](["commands", "watches", "blocks", *(part for part, wanted in switched if wanted)])
         link = HostLink(database, where.host_id, own.home, fit_of(views, on))
         told = asyncio.run(_greeted(link))
         tools = HostTools(link, on, enabled=settings.enable_execute)

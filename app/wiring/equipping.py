@@ -33,7 +33,7 @@ from shellback.storage.workspaces import SqlWorkspaceStore
 from shellback.wiring import choice, supervision
 from shellback.wiring.policing import policy_for
 from shellback.wiring.spaces import Benches
-from shellback.wiring.views import Views
+from shellback.wiring.views import Views, tool_switches
 from shellback.work.approvals.audit import refused
 from shellback.work.approvals.verdicts import begun, claim
 from shellback.work.hosts.generation import absence_tells
@@ -155,13 +155,11 @@ def equipped(
         policy=first.policy,
         watcher=watcher,
         blocks=blocks,
-        sessions=settings.session_tools == "on",
-        shell=settings.shell_tool == "on",
         shells=shells,
-        workspace=settings.workspace_tools == "on",
         files=first.files,
         touched=backend.containers and backend.containers.touch,
         calls_in=benches.calls_of,
+        **tool_switches(settings),
     )
     return Equipment(
         engine=engine,

@@ -10,10 +10,20 @@ from shellback.exec.backends.kinds import ChosenBackend
 from shellback.exec.core.errors import ExecError, PolicyUnusable, WorkspaceUnusable
 from shellback.exec.policy.rules.file import workspaces
 from shellback.exec.policy.rules.named import LISTED, OWN, NamedWorkspace
+from shellback.exec.tools.tool import Part
 from shellback.orders import SettingsError
 from shellback.settings import Settings
 from shellback.wiring.choice import AUTO, BY_NAME, Choice, choose, of_one_engine
 from shellback.work.queue.mailbox import Workspace
+
+
+def tool_switches(settings: Settings) -> dict[Part, bool]:
+    """Which tools beside those for commands an operator has switched on."""
+    return {
+        "sessions": settings.session_tools == "on",
+        "shell": settings.shell_tool == "on",
+        "workspace": settings.workspace_tools == "on",
+    }
 
 
 class Views:

@@ -14,7 +14,7 @@ from typing import Final
 
 from shellback.exec.wire import linux
 
-DIRECTORY: Final = "machine"
+_FILE: Final = "machine.pem"
 _LASTS: Final = datetime.timedelta(days=3650)
 _CLOCKS: Final = datetime.timedelta(days=1)
 """How far the clocks of two machines may differ."""
@@ -26,7 +26,7 @@ def of_machine(home: Path) -> tuple[Path, str]:
     Raises:
         OSError: It cannot be read or written.
     """
-    path = home / f"{DIRECTORY}.pem"
+    path = home / _FILE
     if not path.exists():
         _make(path)
     text = path.read_text(encoding="ascii")
