@@ -63,6 +63,7 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
     from shellback.work.notices.notices import Outbox
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.turn.hearing import Hearing
+    from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import Worker
 
@@ -84,13 +85,15 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
         if told["notices"] and not outbox.on:
             outbox = Outbox(host=platform.node(), on=True, console=told["console"])  # the host sends them
         capabilities = [*watches.capabilities, ExecCapability(tools)]
-        agent, others, version = agents_of(own, views, capabilities, Hearing(database), telling)
+        live = LiveBlocks(where.host_id, settings.unpin_after, tools.fresh)
+        agent, others, version = agents_of(own, views, capabilities, Hearing(database, live), telling)
         runner = turn_runner(
             *(where, enqueuer, lock.token, outbox, watches, views),
             agent=agent,
             others=others,
             propose=tools.propose,
             equip=tools.equip,
+            shows=live.any,
             telling=telling,
             closed=tools.closed,
         )
@@ -108,7 +111,7 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
             loops=[notifier.run for notifier in notifiers],
             linked=lambda: link.connected,
         )
-        link.gone = made.fall
+        link.gone, database.noted = made.fall, link.noted
         yield made
 
 

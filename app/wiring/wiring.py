@@ -453,7 +453,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
     from shellback.work.turn.equipment import ground_in_turn, place_in_turn, settle
     from shellback.work.turn.hearing import Hearing, fenced
     from shellback.work.turn.lifetimes import TurnEnds
-    from shellback.work.turn.live import LiveBlocks
+    from shellback.work.turn.live import LiveBlocks, fresh_of
     from shellback.work.turn.stopping import watch_for_stops
     from shellback.work.turn.telling import Telling, note_output
     from shellback.work.worker.worker import Worker
@@ -474,7 +474,8 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, equipment.containers
         outbox, notifiers = notices_of(where)
-        live, telling = LiveBlocks(engine, settings.unpin_after), Telling(database)
+        live = LiveBlocks(where.host_id, settings.unpin_after, partial(fresh_of, engine.output))
+        telling = Telling(database)
         offering = Offering(settings)
         agent, others, version = agents_of(
             where,
@@ -583,9 +584,10 @@ def _listeners(
     carried = Carried(
         tools=equipment.tools,
         ground_at=equipment.benches.at,
-        described=partial(described, equipment.tools, blocks=False),
+        described=partial(described, equipment.tools),
         recorded=equipment.engine.recorded,
         closed=closed,
+        noted=partial(_ring_readers, where),
         gate=settings.enable_execute,
         seconds=settings.turn_max_seconds,
         fit=fit_of(equipment.views, equipment.tools.parts, notices=outbox.on, console=outbox.console),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from shellback.cli.children import WorkerChild
+from shellback.work.queue.doorbell import Doorbell
 from tests.commands import Result, assert_refused, facts, shellback, told
 from tests.stage import Stage, stage
 
@@ -69,7 +72,9 @@ def test_a_turn_elsewhere_runs_its_commands_on_the_host_after_approval_and_is_wo
     loop.approve()
     assert str(loop.workspace) in loop.answer(item)
     assert (loop.workspace / "made.txt").read_text() == "here\n"
-    loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "until", rest=True)
+    loop.started("$ echo up-$((8 + 9)); until [ -e go ]; do sleep 0.05; done; exit 7 &", "up-", rest=True)
+    loop.answer(loop.send("hello"))
+    assert "up-17" in loop.history(), "it is shown what its process has printed"
     (loop.workspace / "go").touch()
     loop.until("it is told", lambda: "exit code 7" in "\n".join(loop.answers()))
     loop.until("at rest", loop.at_rest)
@@ -77,6 +82,25 @@ def test_a_turn_elsewhere_runs_its_commands_on_the_host_after_approval_and_is_wo
     (row,) = [one for one in facts(told(loop, "workers", "--json")) if one["elsewhere"]]
     assert row["host_id"] == loop.where.host_id
     assert not (loop.root / "nowhere").exists()
+
+
+def test_readers_at_the_host_hear_at_once_of_what_a_turn_elsewhere_says(town: Town) -> None:
+    town.host()
+    town.joined()
+    worker = town.worker()
+    loop = town.loop
+    worker.process.send_signal(signal.SIGSTOP)  # so that only the turn can ring
+    item = loop.send("hello")
+
+    async def heard() -> None:
+        rung, bell = asyncio.Event(), Doorbell(loop.where.home, loop.where.host_id, loop.where.database)
+        await bell.read("reader", rung.set)
+        worker.process.send_signal(signal.SIGCONT)
+        await asyncio.wait_for(rung.wait(), 60)
+        await bell.close()
+
+    asyncio.run(heard())
+    loop.answer(item)
 
 
 def test_a_denied_call_runs_nothing_and_what_changed_since_the_approval_is_refused(town: Town) -> None:

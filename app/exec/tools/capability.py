@@ -57,11 +57,8 @@ class ExecCapability(AbstractCapability[Any]):
         return instructions
 
 
-def described(tools: ExecTools, ground: Ground | None, preview: str = "", *, blocks: bool = True) -> str:
-    """Where commands of a workspace run, within which bounds, and what its tools are for: text for a model.
-
-    With `blocks` it is shown what processes print, if `tools` have them.
-    """
+def described(tools: ExecTools, ground: Ground | None, preview: str = "") -> str:
+    """Where commands of a workspace run, within which bounds, and what its tools are for: text for a model."""
     engine = (ground or tools).engine
     limits = engine.limits
     parts = [
@@ -69,7 +66,7 @@ def described(tools: ExecTools, ground: Ground | None, preview: str = "", *, blo
         f"commands start there. Foreground commands are stopped after {limits.foreground_timeout_s:g} s unless you "
         f"give a timeout (at most {limits.foreground_timeout_max_s:g} s); give background=true for what runs "
         "longer, and do not wait or poll for its end: you are told"
-        f"{', and shown the last of what it prints' if blocks and 'blocks' in tools.parts else ''}. "
+        f"{', and shown the last of what it prints' if 'blocks' in tools.parts else ''}. "
         f"{_WATCHES if 'watches' in tools.parts else ''}{_SHELLS if 'sessions' in tools.parts else ''}"
         "What asks for a password is answered by a person, never by you. "
         f"{tools.asking(ground)} They can deny it; then do not try the same in another way. "

@@ -21,12 +21,14 @@ from pydantic_ai.tools import RunContext
 
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.identity import call_key, origin_of
+from shellback.exec.core.model import Session
 from shellback.exec.core.threads import cancelled
+from shellback.exec.reports import blocks
 from shellback.exec.shell.workspaces.ground import Ground
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.toolset import ExecTools
 from shellback.log import about
-from shellback.storage import members
+from shellback.storage import members, sessions
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn, StorageError
 from shellback.work.elsewhere import certificates, lines
@@ -56,8 +58,9 @@ class _Unanswered(Exception):
 class Carried:
     """What a host does for turns elsewhere. `tools` carry out their calls, `described` describes a workspace to them.
 
-    `recorded` waits until the ends that calls were told are recorded, `closed` ends what turns have left. Without the
-    `gate` no call is carried out.
+    `recorded` waits until the ends that calls were told are recorded, `closed` ends what turns have left, `noted` tells
+    readers of events on this machine that there are new ones; it blocks for a moment. Without the `gate` no call is
+    carried out.
     """
 
     tools: ExecTools
@@ -65,6 +68,7 @@ class Carried:
     described: Callable[[Ground], str]
     recorded: Callable[[str], Awaitable[None]]
     closed: Callable[[str], Awaitable[None]]
+    noted: Callable[[], object]
     gate: bool
     seconds: float
     fit: Fit
@@ -184,8 +188,7 @@ class Listener:
         answer: Message = {"id": asked.get("id")}
         try:
             try:
-                calls = asked.get("do") == "call"
-                answer["ok"] = await (self._call(asked, fingerprint) if calls else self._done(asked))
+                answer["ok"] = await self._done(asked, fingerprint)
                 await lines.send(writer, answer)
             except (_Unanswered, OSError):
                 raise
@@ -198,21 +201,47 @@ class Listener:
             log.info("a request is not answered, and its connection is closed: %s", error or type(error).__name__)
             _abort([writer])
 
-    async def _done(self, asked: Message) -> Any:
+    async def _done(self, asked: Message, fingerprint: str) -> Any:
+        done: Awaitable[Any]
+        match asked.get("do"):
+            case "hello":
+                done = self._told_of_itself()
+            case "call":
+                done = self._call(asked, fingerprint)
+            case "news":
+                done = self._news(asked, fingerprint)
+            case "propose":
+                done = self.carried.tools.propose(asked["conversation"], asked["tool"], asked["args"])
+            case "ground":
+                done = self._ground(Workspace(*asked["workspace"]))
+            case "noted":
+                done = asyncio.to_thread(self.carried.noted)
+            case "closed":
+                done = self.carried.closed(asked["conversation"])
+            case other:
+                raise ValueError(f"{other!r} is nothing that this host does")
         try:
-            match asked.get("do"):
-                case "hello":
-                    return self.carried.fit.to_json()
-                case "propose":
-                    return await self.carried.tools.propose(asked["conversation"], asked["tool"], asked["args"])
-                case "ground":
-                    return await self._ground(Workspace(*asked["workspace"]))
-                case "closed":
-                    return await self.carried.closed(asked["conversation"])
-                case other:
-                    raise ValueError(f"{other!r} is nothing that this host does")
+            return await done
+        except StaleTurn:
+            raise
         except StorageError as error:
             raise _Unanswered(str(error)) from error
+
+    async def _told_of_itself(self) -> Message:
+        return self.carried.fit.to_json()
+
+    async def _news(self, asked: Message, fingerprint: str) -> Message | None:
+        found, seen = await self.database.read(self._shown, asked, fingerprint), lines.seen_of(asked["seen"])
+        how = {"left": min(asked["left"], blocks.TURN_CHARS)}
+        return lines.news_of(await asyncio.to_thread(blocks.news, found, self.carried.tools.engine.output, seen, **how))
+
+    def _shown(self, conn: sa.Connection, asked: Message, fingerprint: str) -> list[Session]:
+        deps = self._held(conn, asked, fingerprint)
+        if not self._is_open(deps):
+            return []
+        found = (sessions.get(conn, name) for name in asked["sessions"])
+        whose = (deps.conversation_id, self.host_id)
+        return [one for one in found if one is not None and (one.conversation_id, one.host_id) == whose]
 
     async def _ground(self, workspace: Workspace) -> Mapping[str, str]:
         try:
@@ -222,13 +251,8 @@ class Listener:
 
     async def _call(self, asked: Message, fingerprint: str) -> Message:
         """Carry out a call once, however often and on how many connections it comes, and whichever worker asks."""
-        try:
-            deps = await self.database.read(self._held, asked, fingerprint)
-        except StaleTurn:
-            raise
-        except StorageError as error:
-            raise _Unanswered(str(error)) from error
-        if not (deps.gate and self.carried.gate):
+        deps = await self.database.read(self._held, asked, fingerprint)
+        if not self._is_open(deps):
             raise ToolFailed("Commands are switched off on the host of this conversation (ENABLE_EXECUTE).")
         ctx = lines.context_of(asked, deps)
         what = json.dumps([asked[name] for name in ("tool", "args", "approved")], sort_keys=True)
@@ -246,8 +270,6 @@ class Listener:
                 # Of an execution that was overtaken before it had begun anything.
                 if self._calls.get(key) is running:
                     del self._calls[key]
-            except StorageError as error:
-                raise _Unanswered(str(error)) from error
 
     async def _waited(self, running: _Running) -> Message:
         running.waiting += 1
@@ -261,6 +283,9 @@ class Listener:
             running.waiting -= 1
             if not running.waiting:
                 asyncio.get_running_loop().call_later(self.orphan_s, _give_up, running)
+
+    def _is_open(self, deps: TurnDeps) -> bool:
+        return deps.gate and self.carried.gate
 
     def _held(self, conn: sa.Connection, asked: Message, fingerprint: str) -> TurnDeps:
         if not members.trusts(conn, self.host_id, fingerprint):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -21,10 +21,11 @@ from pydantic_core import to_jsonable_python
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import proposed
+from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.tools.tool import Part, Result
 from shellback.storage.errors import StaleTurn
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
 ALIVE_S: Final = 10.0
@@ -155,6 +156,21 @@ def told_of(result: Result[Any]) -> Message:
 def result_of(told: Message) -> Result[Any]:
     """A result that was sent."""
     return Result(told["value"], told["metadata"])
+
+
+def news_of(told: Told | None) -> Message | None:
+    """What is new in processes, as it is sent."""
+    return None if told is None else {"text": told.text, "seen": told.seen}
+
+
+def told_news(sent: Message | None) -> Told | None:
+    """What is new in processes, as it was sent."""
+    return None if sent is None else Told(sent["text"], seen_of(sent["seen"]))
+
+
+def seen_of(sent: Mapping[str, Sequence[Any]]) -> dict[str, Seen]:
+    """How much of processes is known, as it was sent."""
+    return {name: Seen(*one) for name, one in sent.items()}
 
 
 def failure_of(error: Exception) -> Message:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shellback.exec.core.threads import cancelled
 from shellback.storage import members
@@ -21,6 +23,8 @@ from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.errors import HostUnfit, HostUnreachable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 60.0
 """After this time without its host a worker ends, so that its turns wait for one that has it."""
@@ -51,7 +55,10 @@ class HostLink:
     """Set, and replaced, when a connection was made or is gone."""
     _gone_at: float = field(init=False, default_factory=time.monotonic)
     _failure: HostUnfit | HostUnreachable | None = field(init=False, default=None)
-    _task: asyncio.Task[None] | None = field(init=False, default=None)
+    _tasks: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
+    _loop: asyncio.AbstractEventLoop | None = field(init=False, default=None)
+    _events: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    """Set when readers of events are to be told."""
 
     @property
     def connected(self) -> bool:
@@ -66,7 +73,8 @@ class HostLink:
             HostUnreachable: It does not answer in time, or does not trust this machine.
         """
         self._gone_at, self._failure, self._changed = time.monotonic(), None, asyncio.Event()
-        self._task = asyncio.create_task(self._keep())
+        self._loop, self._events = asyncio.get_running_loop(), asyncio.Event()
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._tell_readers())]
         while not self.connected:
             if self._failure is not None:
                 raise self._failure
@@ -74,9 +82,32 @@ class HostLink:
 
     async def stop(self) -> None:
         """Close the connection. What was asked waits on, for its cancellation."""
-        task, self._task = self._task, None
-        if task is not None:
-            await cancelled([task])
+        tasks, self._tasks, self._loop = self._tasks, [], None
+        await cancelled(tasks)
+
+    def noted(self) -> None:
+        """Tell those who read events at the host that there are new ones, soon; from any thread."""
+        if (loop := self._loop) is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                loop.call_soon_threadsafe(self._events.set)
+
+    def outside(self, asked: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have what was asked on another thread be answered.
+
+        Raises:
+            RuntimeError: The connection was closed for good.
+        """
+        if (loop := self._loop) is None:
+            asked.close()
+            raise RuntimeError("the connection to the host was closed")
+        return asyncio.run_coroutine_threadsafe(asked, loop)
+
+    async def _tell_readers(self) -> None:
+        while True:
+            await self._events.wait()
+            self._events.clear()
+            with contextlib.suppress(RuntimeError):  # they look now and then by themselves
+                await self.ask("noted")
 
     async def ask(self, do: str, **facts: Any) -> Any:
         """Have the host do something, and return its answer, however long that takes. The host may be asked twice.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
-from typing import Any
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext
 
 from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.model import Session
+from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.shell.workspaces.ground import Described
 from shellback.exec.tools.tool import ExecTool, Part, Result
 from shellback.exec.tools.toolset import Tools
@@ -17,6 +20,11 @@ from shellback.work.elsewhere import lines
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn.deps import TurnDeps
+
+log = logging.getLogger(__name__)
+
+FRESH_S: Final = 5.0
+"""How long a look waits for what processes have printed, with its transaction open; else the next look tells it."""
 
 
 class HostTools(Tools):
@@ -34,12 +42,29 @@ class HostTools(Tools):
             StaleTurn: Another execution holds the conversation.
             ToolFailed: It was refused, or cannot be done.
         """
-        deps = ctx.deps
-        whose = {"conversation": deps.conversation_id, "turn": deps.turn_id, "epoch": deps.epoch}
+        whose = _whose(ctx.deps)
         try:
             return lines.result_of(await self._link.ask("call", **whose, **lines.call_of(ctx, tool.name, args)))
         except InvalidCommand as error:
             raise ToolFailed(str(error)) from None
+
+    def fresh(self, deps: TurnDeps, sessions: Sequence[Session], seen: Mapping[str, Seen], left: int) -> Told | None:
+        """What is new in processes, as the host tells it; None if it does not within `FRESH_S`. Blocks.
+
+        Raises:
+            StaleTurn: Another execution holds the conversation.
+        """
+        if not self._link.connected:
+            return None
+        names = [one.id for one in sessions]
+        asked = self._link.ask("news", **_whose(deps), sessions=names, seen=seen, left=left)
+        answer = self._link.outside(asked)
+        try:
+            return lines.told_news(answer.result(FRESH_S))
+        except (TimeoutError, RuntimeError) as error:
+            answer.cancel()
+            log.info("what processes print is told at the next look: %s", error or "the host does not answer")
+            return None
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest for the approval of a call, and what the person is shown."""
@@ -55,3 +80,7 @@ class HostTools(Tools):
         """Have the host end what the finished turns of a conversation have left; else its next sweep does it."""
         with contextlib.suppress(RuntimeError):
             await self._link.ask("closed", conversation=conversation_id)
+
+
+def _whose(deps: TurnDeps) -> dict[str, Any]:
+    return {"conversation": deps.conversation_id, "turn": deps.turn_id, "epoch": deps.epoch}

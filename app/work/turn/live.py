@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessage, TextContent, ToolReturnPart, UserPromptPart
 
 from shellback.exec.core.model import Session
-from shellback.exec.engine.engine import Engine
 from shellback.exec.reports import blocks
-from shellback.exec.reports.blocks import ALL, MARK, Seen, Told
+from shellback.exec.reports.blocks import ALL, MARK, Outputs, Seen, Told
 from shellback.exec.reports.callback_text import ended_in
 from shellback.storage import sessions as rows
 from shellback.storage.session_rows import LIVE
 from shellback.work.queue.mailbox import Letter
 from shellback.work.turn.deps import TurnDeps
 
+Fresh = Callable[[TurnDeps, Sequence[Session], Mapping[str, Seen], int], Told | None]
+"""Tells a turn what is new in sessions since what was seen, in so many characters; blocks."""
 _OVER: Final = Seen(ALL, ALL, over=True)
 
 
 class LiveBlocks:
-    """Reads the blocks of a turn's conversation. Their content changes, so they are read in recorded looks only."""
+    """Reads the blocks of a turn's conversation. Their content changes, so they are read in recorded looks only.
 
-    def __init__(self, engine: Engine, unpin_after_s: float) -> None:
-        self._engine = engine
+    `fresh` reads what sessions of the host `host_id` have printed.
+    """
+
+    def __init__(self, host_id: str, unpin_after_s: float, fresh: Fresh) -> None:
+        self._host_id = host_id
         self._unpin_after_s = unpin_after_s
+        self._fresh = fresh
 
     def sessions(self, conn: sa.Connection, deps: TurnDeps) -> list[Session]:
         """The sessions whose blocks are shown now; none while the gate is off."""
         if not deps.gate:
             return []
-        now, here = time.time(), self._engine.host_id
-        found = rows.shown(conn, deps.conversation_id, here, now - self._unpin_after_s)
+        now = time.time()
+        found = rows.shown(conn, deps.conversation_id, self._host_id, now - self._unpin_after_s)
         return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
 
     def any(self, conn: sa.Connection, conversation_id: str) -> bool:
         """Whether the conversation has sessions that may have a block."""
-        return rows.any_shown(conn, conversation_id, self._engine.host_id, time.time() - self._unpin_after_s)
+        return rows.any_shown(conn, conversation_id, self._host_id, time.time() - self._unpin_after_s)
 
     def news(
         self, deps: TurnDeps, messages: Sequence[ModelMessage], conn: sa.Connection, letters: Sequence[Letter] = ()
@@ -50,8 +55,14 @@ class LiveBlocks:
             return None
         seen = seen_in(messages)
         seen |= {letter.payload["session_id"]: _OVER for letter in letters if letter.kind == "exit"}
-        left = blocks.TURN_CHARS - deps.shown_chars
-        return blocks.news(sessions, self._engine.output, seen, left=left)
+        return self._fresh(deps, sessions, seen, blocks.TURN_CHARS - deps.shown_chars)
+
+
+def fresh_of(
+    outputs: Outputs, _deps: TurnDeps, sessions: Sequence[Session], seen: Mapping[str, Seen], left: int
+) -> Told | None:
+    """What is new in sessions whose output is on this machine: `Fresh` without its first argument."""
+    return blocks.news(sessions, outputs, seen, left=left)
 
 
 def appended(told: Told) -> TextContent:

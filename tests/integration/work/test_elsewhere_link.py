@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +20,20 @@ from pydantic_ai.tools import RunContext
 from chaos.links import Link as Relay
 from shellback.exec.core.errors import InvalidCommand, WorkspaceUnusable
 from shellback.exec.core.identity import call_key, origin_of
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.reports.blocks import TURN_CHARS, Seen, Told
 from shellback.exec.shell.workspaces.ground import Described
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.tool import Result
+from shellback.exec.wire import layout
 from shellback.storage import members
 from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable, MemberRefused, StaleTurn
+from shellback.storage.sessions import SqlSessionStore
 from shellback.storage.tables import conversations, turns
 from shellback.storage.tables import members as member_rows
-from shellback.work.elsewhere import certificates, lines
+from shellback.work.elsewhere import certificates, lines, tools
 from shellback.work.elsewhere import link as linking
 from shellback.work.elsewhere.host import Carried, Listener, _Unanswered
 from shellback.work.elsewhere.lines import Fit
@@ -39,7 +44,9 @@ from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn import closing
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.deps import TurnDeps
+from tests.execs import places, unstarted_engine
 from tests.items import HOST, Talk
+from tests.sessions import a_session
 from tests.supervisors import cancelled
 
 # pyright: reportPrivateUsage=false
@@ -56,6 +63,7 @@ class Desk:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     raises: Exception | None = None
     told: list[str] = field(default_factory=list[str])
+    engine: Engine | None = None
     ended: int = 0
     cancelled: int = 0
 
@@ -89,6 +97,9 @@ class Desk:
     async def closed(self, conversation: str) -> None:
         self.told.append(f"closed {conversation}")
 
+    def noted(self) -> None:
+        self.told.append("noted")
+
 
 class Two:
     """A host and a machine elsewhere, with a relay between them."""
@@ -98,6 +109,8 @@ class Two:
         self.desk = Desk()
         self.relay = relay
         self.away = root / "away"
+        workspace, self.home = places(root)
+        self.desk.engine = unstarted_engine(workspace, self.home, SqlSessionStore(db))
         (root / "here").mkdir()
         self.away.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -105,7 +118,7 @@ class Two:
         desk: Any = self.desk
         carried = Carried(
             tools=desk, ground_at=desk.ground, described=lambda ground: f"It is {ground}.", recorded=desk.recorded,
-            closed=desk.closed, gate=True, seconds=60.0, fit=FIT,
+            closed=desk.closed, noted=desk.noted, gate=True, seconds=60.0, fit=FIT,
         )  # fmt: skip
         self.reach = Listener(("127.0.0.1", port), root / "here", HOST, db, carried, look_s=0.05)
         self.link = HostLink(db, HOST, self.away, FIT, patience_s=10.0)
@@ -137,6 +150,19 @@ class Two:
     def call(self, ctx: RunContext[Any] | None = None, **args: Any) -> asyncio.Task[Result[Any]]:
         tool = tool_named("execute")
         return asyncio.create_task(self.tools.carry(ctx or self.context(), tool, args or {"command": "true"}))
+
+    async def printed(self, number: int, text: str, **changes: Any) -> Session:
+        """A session that has printed a text."""
+        store = SqlSessionStore(self.db)
+        session = await store.claim(a_session(number, host_id=HOST, **changes))
+        await store.started(session.id, pid=1, started_at=1_000.0)
+        place = self.home / layout.SESSIONS / session.id
+        place.mkdir(parents=True)
+        (place / layout.LOG).write_text(text)
+        return session
+
+    async def fresh(self, *sessions: Session, seen: Mapping[str, Seen] | None = None) -> Told | None:
+        return await asyncio.to_thread(self.tools.fresh, self.context().deps, sessions, seen or {}, TURN_CHARS)
 
     async def has(self, number: int) -> None:
         """When the host has begun so many calls."""
@@ -203,6 +229,60 @@ async def test_a_call_has_its_origin_result_and_standing_on_the_host(two: Two) -
     assert deps.ground == "workspace gone is missing"
     await two.tools.closed("c1")
     assert two.desk.told[-1] == "closed c1"
+
+
+async def test_what_processes_print_is_shown_to_the_turn_that_holds_their_conversation(two: Two) -> None:
+    one, other = await two.printed(1, "listening\n"), await two.printed(2, "a secret\n", conversation_id="c2")
+    told = await two.fresh(one, other)
+    assert told is not None
+    assert "listening" in told.text
+    assert "a secret" not in told.text
+    assert told.seen == {one.id: Seen(len("listening\n"))}
+    assert await two.fresh(one, seen=told.seen) is None
+    with two.home.joinpath(layout.SESSIONS, one.id, layout.LOG).open("a") as log:
+        log.write("served\n")
+    again = await two.fresh(one, seen=told.seen)
+    assert again is not None
+    assert "served" in again.text
+    assert "listening" not in again.text
+    two.reach.carried = replace(two.reach.carried, gate=False)
+    assert await two.fresh(one) is None
+    two.epoch -= 1
+    with pytest.raises(StaleTurn):
+        await two.fresh(one)
+
+
+async def test_a_look_does_not_wait_for_a_host_that_does_not_answer(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "FRESH_S", 0.1)
+    one = await two.printed(1, "listening\n")
+    two.relay.break_("mute")
+    assert await two.fresh(one) is None
+    assert not two.link._waiting, "nothing is asked again"
+    two.relay.heal()
+    two.relay.break_("cut")
+    await two.lost()
+    assert await two.fresh(one) is None
+    two.relay.heal()
+    await until(lambda: two.link.connected)
+    monkeypatch.setattr(tools, "FRESH_S", 60.0)
+    assert await two.fresh(one) is not None, "the next look is told"
+    await two.link.stop()
+    assert await two.fresh(one) is None
+
+
+async def test_readers_at_the_host_hear_of_events_at_once_and_of_many_together(two: Two) -> None:
+    writers = [asyncio.to_thread(two.link.noted) for _ in range(50)]
+    await asyncio.gather(*writers)
+    await until(lambda: "noted" in two.desk.told)
+    two.relay.break_("cut")
+    await two.lost()
+    before = two.desk.told.count("noted")
+    assert before < 50
+    two.link.noted()
+    two.relay.heal()
+    await until(lambda: two.desk.told.count("noted") > before)
+    await two.link.stop()
+    two.link.noted()  # nobody is told any more
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +39,7 @@ from shellback.work.queue.mailbox import Letter
 from shellback.work.turn import hearing, looks, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import notice
-from shellback.work.turn.live import LiveBlocks
+from shellback.work.turn.live import LiveBlocks, fresh_of
 from shellback.work.turn.looks import Look
 from tests.execs import origin, places, unstarted_engine
 from tests.items import HOST, Given, Talk, turn_deps
@@ -55,7 +56,7 @@ class Scene:
         self.engine = engine
         self.home = home
         self.db = database
-        self.live = LiveBlocks(engine, unpin_after_s=300.0)
+        self.live = LiveBlocks(engine.host_id, 300.0, partial(fresh_of, engine.output))
         self.history: list[ModelMessage] = []
         self.letters: dict[int, list[Letter]] = {}
         self.gate = True
