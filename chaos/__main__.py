@@ -10,15 +10,17 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from chaos.cells import (
+    Cell,
     cells,
     client_cells,
     connected_cells,
     contained_cells,
+    elsewhere_cells,
     foreground_cells,
     quick_cells,
     sandboxed_cells,
@@ -74,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
-        description="Kill worker, supervisor, keeper, proxy, database, pgbouncer, machine with kill -9, or cut "
-        "the link to Postgres, at every named point of the loop, and count what was lost or done twice: from "
-        "outside, in the command's own file, in the queue's table and in the answers.",
+        description="Kill worker, its host elsewhere, supervisor, keeper, proxy, database, pgbouncer, machine with "
+        "kill -9, or cut the link to Postgres, at every named point of the loop, and count what was lost or done "
+        "twice: from outside, in the command's own file, in the queue's table and in the answers.",
     )
     parser.add_argument("--quick", action="store_true", help="a part of the cells, once each")
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name has this in it")
@@ -109,27 +111,41 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
     rows += [Row(cell, one) for cell in connected_cells()[:: 3 if options.quick else 1]]
     rows += [Row(cell, one) for cell in contained_cells()[:: 4 if options.quick else 1]]
+    if options.database != "sqlite":
+        rows += [Row(cell, "postgres") for cell in elsewhere_cells()[:: 13 if options.quick else 1]]
     rows = [row for row in rows if options.only in row.name]
     left_out: list[str] = []
-    if any(row.cell.backend == "bubblewrap" for row in rows) and (why := sandboxes.refusal()):
-        left_out.append(f"the cells in bubblewrap ({why})")
-        rows = [row for row in rows if row.cell.backend != "bubblewrap"]
-    if any(row.cell.is_connected for row in rows) and not shutil.which("curl"):
-        left_out.append("the cells of connections (curl is not installed)")
-        rows = [row for row in rows if not row.cell.is_connected]
-    if any(row.cell.backend == "podman" for row in rows) and (why := images.refusal()):
-        left_out.append(f"the cells in podman ({why})")
-        rows = [row for row in rows if row.cell.backend != "podman"]
-    if any(row.cell.victims == ("pgbouncer",) for row in rows) and pgbouncer() is None:
-        left_out.append("the cells of pgbouncer (it is not installed)")
-        rows = [row for row in rows if row.cell.victims != ("pgbouncer",)]
-    if any(row.cell.victims == ("machine",) for row in rows):
-        try:
-            probe_machines()
-        except NoNursery as error:
-            left_out.append(f"the cells of the machine ({error})")
-            rows = [row for row in rows if row.cell.victims != ("machine",)]
+    for what, lacks, why_not in _CONDITIONS:
+        if any(lacks(row.cell) for row in rows) and (why := why_not()):
+            left_out.append(f"the cells {what} ({why})")
+            rows = [row for row in rows if not lacks(row.cell)]
     return rows, left_out
+
+
+def _no_machine() -> str | None:
+    try:
+        probe_machines()
+    except NoNursery as error:
+        return str(error)
+    return None
+
+
+_CONDITIONS: Final[Sequence[tuple[str, Callable[[Cell], bool], Callable[[], str | None]]]] = (
+    ("in bubblewrap", lambda cell: cell.backend == "bubblewrap", sandboxes.refusal),
+    (
+        "of connections",
+        lambda cell: cell.is_connected,
+        lambda: None if shutil.which("curl") else "curl is not installed",
+    ),
+    ("in podman", lambda cell: cell.backend == "podman", images.refusal),
+    (
+        "of pgbouncer",
+        lambda cell: cell.victims == ("pgbouncer",),
+        lambda: "it is not installed" if pgbouncer() is None else None,
+    ),
+    ("of the machine", lambda cell: cell.victims == ("machine",), _no_machine),
+)
+"""Cells that need what a machine may lack: which they are, and why it is not there."""
 
 
 def _follow(runs: Runs, rows: Sequence[Row], options: argparse.Namespace, left_out: list[str], began: float) -> None:

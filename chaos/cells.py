@@ -29,6 +29,7 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 
 Connections of a command have cells of their own: proxy, supervisor, worker and several of them are killed while one
 waits for a person and one flows (connections.open), and a worker between a row and its record (network.noted).
+The worker is on another machine than its host in cells of their own, which have its points and those of the host.
 A directory of a conversation is made and removed (directory.*) in tests/integration/backends/test_directories.py.
 Beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told); and a
 command in the foreground, whose end is told to its call before it is recorded (exit.told). The server of an MCP client
@@ -46,7 +47,7 @@ from tests.supervisors import crash_points
 
 Victim = Literal[
     "worker", "server", "supervisor", "keeper", "proxy", "database", "pgbouncer", "link", "machine", "container",
-    "podman",
+    "podman", "host", "line",
 ]  # fmt: skip
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
@@ -114,15 +115,21 @@ _UNRECORDED: Final = ("supervisor.exit_seen", "supervisor.record_written", "keep
 _ENDS_OF_TURNS: Final = ("tool.returned", "turn.closing", "turn.closed")
 """Meant are those of the turn that starts the process, not of the one that asks for approval."""
 _KILLING: Final = ("kill.sent", "supervisor.killing")
+_OF_TURNS: Final = ("approval", "tool", "turn", "wake")
+"""How the points begin that a worker elsewhere reaches; its host reaches the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point at which something is killed, with `kill -9`, while commands run in a backend."""
+    """One point at which something is killed, with `kill -9`, while commands run in a backend.
+
+    `elsewhere`: the worker is on another machine than its host, and a line leads from one to the other.
+    """
 
     victims: tuple[Victim, ...]
     point: str
     backend: Backend = "host"
+    elsewhere: bool = False
 
     @property
     def name(self) -> str:
@@ -132,6 +139,8 @@ class Cell:
     @property
     def place(self) -> str:
         """The point, and the backend where it is not the host."""
+        if self.elsewhere:
+            return f"{self.point} with a worker elsewhere"
         return self.point if self.backend == "host" else f"{self.point} in {self.backend}"
 
     @property
@@ -140,6 +149,8 @@ class Cell:
         first = self.point.partition(".")[0]
         if first in {"supervisor", "keeper"}:
             return "supervisor" if first == "supervisor" else "keeper"
+        if self.elsewhere and first not in _OF_TURNS:
+            return "host"
         return "server" if "server" in self.victims else "worker"
 
     @property
@@ -242,6 +253,8 @@ VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
 )
 ON_THE_WAY: Final[tuple[tuple[Victim, ...], ...]] = (("pgbouncer",), ("link",))
 """What may be between a worker and Postgres."""
+LINE: Final[tuple[Victim, ...]] = ("line",)
+"""Between a worker elsewhere and its host."""
 AWAY: Final = (("database",), *ON_THE_WAY)
 """Whose end takes the database away."""
 
@@ -312,6 +325,20 @@ def watched_cells() -> list[Cell]:
         *(Cell(("worker", "supervisor"), point) for point in OF_WATCHES),
         *(Cell(("database",), point) for point in OF_WATCHES),
     ]
+
+
+_APART: Final[tuple[tuple[Victim, ...], ...]] = (
+    ("worker",),
+    ("host",),
+    LINE,
+    ("worker", "host"),
+    ("host", "supervisor"),
+)
+
+
+def elsewhere_cells() -> list[Cell]:
+    """The matrix once more on Postgres, where the worker is on another machine."""
+    return [Cell(victims, point, elsewhere=True) for victims in _APART for point in POINTS]
 
 
 _OF_CLIENTS: Final = (

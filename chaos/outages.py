@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from functools import partial
 
 from chaos.links import Link
 from tests.databases import PostgresServer, pooling
@@ -39,12 +40,13 @@ def pooled(server: PostgresServer, name: str) -> Generator[tuple[str, Outage]]:
 def linked(server: PostgresServer, name: str) -> Generator[tuple[str, Outage]]:
     """The URL of a database by way of a link, and an outage that ends in a cut: what came before had no answer."""
     with Link() as link:
+        yield f"postgresql://postgres@/{name}?host={link.to(server.directory)}", partial(broken, link)
 
-        @contextlib.contextmanager
-        def away() -> Generator[None]:
-            link.break_("mute")
-            yield
-            link.break_("cut")
-            link.heal()
 
-        yield f"postgresql://postgres@/{name}?host={link.to(server.directory)}", away
+@contextlib.contextmanager
+def broken(link: Link) -> Generator[None]:
+    """A link that brings no answers, and is cut at the end."""
+    link.break_("mute")
+    yield
+    link.break_("cut")
+    link.heal()

@@ -54,6 +54,8 @@ class Row:
     @property
     def kind(self) -> str:
         """Victims, and the backend where it is not the host."""
+        if self.cell.elsewhere:
+            return f"{self.victims}, with a worker elsewhere"
         return self.victims if self.cell.backend == "host" else f"{self.victims}, in {self.cell.backend}"
 
     @property

@@ -17,6 +17,7 @@ from typing import Final
 
 import pytest
 
+from chaos.apart import live_apart
 from chaos.cells import ON_THE_WAY
 from chaos.clients import live_as_client
 from chaos.connections import ENVIRON, live_connected
@@ -95,6 +96,8 @@ class Runs:
             try:
                 if row.cell.is_connected:
                     count = live_connected(made, row.cell)
+                elif row.cell.elsewhere:
+                    count = live_apart(made, row.cell)
                 elif "server" in row.cell.victims:
                     count = live_as_client(made, row.cell)
                 else:

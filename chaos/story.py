@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from chaos.cells import AWAY, CODE, KILLED, TRUE, Cell
+from chaos.cells import AWAY, CODE, KILLED, LINE, TRUE, Cell
 from chaos.outages import Outage
 from chaos.strike import Cut, Hold, InContainer, Kill, PowerCut, Strike
 from shellback.exec.core.model import SessionState
@@ -46,13 +46,21 @@ class Count:
         return not (self.lost or self.doubled or self.double_starts or self.wrong_status or self.unreached)
 
 
-def live_through(made: Stage, cell: Cell, outage: Outage | None = None, *, executed: bool = False) -> Count:
+def live_through(
+    made: Stage,
+    cell: Cell,
+    outage: Outage | None = None,
+    *,
+    executed: bool = False,
+    hire: Callable[[], object] | None = None,
+) -> Count:
     """Run the story once on this stage, kill as the cell says, and count.
 
-    `outage` is what takes Postgres away, in a cell that says so. `executed`: the first worker is started from scratch.
+    `outage` is what takes Postgres or the host away, in a cell that says so. `executed`: the first worker is started
+    from scratch. `hire` begins whoever of the crew is not there; by default that is a worker.
     """
     made.patience_s = PATIENCE_S
-    story = _Story(made, cell, _strike(made, cell, outage), executed=executed)
+    story = _Story(made, cell, _strike(made, cell, outage), executed=executed, hire=hire)
     try:
         story.run()
     except AssertionError as error:
@@ -65,17 +73,20 @@ def _strike(made: Stage, cell: Cell, outage: Outage | None) -> Strike:
         return InContainer(made, cell)
     if cell.victims == ("machine",):
         return PowerCut(made, cell)
-    if cell.victims in AWAY:
+    if cell.victims in (*AWAY, LINE):
         return Cut(made, cell, outage) if outage is not None else Hold(made, cell)
     return Kill(made, cell)
 
 
 class _Story:
-    def __init__(self, made: Stage, cell: Cell, strike: Strike, *, executed: bool) -> None:
+    def __init__(
+        self, made: Stage, cell: Cell, strike: Strike, *, executed: bool, hire: Callable[[], object] | None
+    ) -> None:
         self._made = made
         self._cell = cell
         self._strike = strike
         self._executed = executed
+        self._hire = hire or self._hire_a_worker
         self._called = False
         # While its database is away a person's command says so, and is given again.
         self._bearable: tuple[type[Exception], ...] = (ApprovalSettled,)
@@ -91,13 +102,13 @@ class _Story:
         self._made.send(f"$ {command}" if self._cell.is_foreground else f"$ {command} &")
         self._made.until("the end is told", self._step)
 
-    def _hire(self) -> None:
+    def _hire_a_worker(self) -> None:
         boot_id = self._strike.boot_id if isinstance(self._strike, PowerCut) else None
         first = not self._made.workers
         self._made.hire(executed=self._executed and first and boot_id is None, boot_id=boot_id)
 
     def _step(self) -> bool:
-        if self._made.workers[-1].process.poll() is not None:
+        if any(one.process.poll() is not None for one in self._made.crew.values()):
             self._hire()
         with contextlib.suppress(*self._bearable):
             sessions = self._made.sessions()

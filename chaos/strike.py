@@ -72,7 +72,8 @@ class Kill:
 
     def _arm(self) -> None:
         supervisor, keeper = self.made.supervisor_pids()
-        self.pids = {"worker": self.made.workers[-1].process.pid, "supervisor": supervisor, "keeper": keeper}
+        crew = {name: one.process.pid for name, one in self.made.crew.items()}
+        self.pids = {**crew, "supervisor": supervisor, "keeper": keeper}
         self.made.arm(self.cell.point, "\n".join(self.orders()))
         self.armed = True
 

@@ -72,6 +72,8 @@ class Stage:
         self.settings = Settings.load(self.environ)
         self.stack = ExitStack()
         self.workers: list[WorkerChild] = []
+        self.crew: dict[str, WorkerChild] = {}
+        """Who is meant to be there now, by what it is."""
         self.kept = False
         self.patience_s = PATIENCE_S
         self.left = threading.Event()
@@ -140,6 +142,7 @@ class Stage:
         else:
             worker = ForkedWorker(self.where, environ, boot_id)
         self.workers.append(worker)
+        self.crew["worker"] = worker
         if ready:
             worker.wait_ready()
         return worker

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 import pytest
 import sqlalchemy as sa
 
-from chaos.cells import TRUE, Cell, Victim, cells, client_cells, connected_cells, contained_cells, quick_cells
+from chaos.apart import live_apart
+from chaos.cells import LINE, TRUE, Cell, Victim, cells, client_cells, connected_cells, contained_cells, quick_cells
 from chaos.clients import live_as_client
 from chaos.connections import ENVIRON, live_connected
 from chaos.outages import Outage, linked, pooled
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 def assert_clean(made: Stage, cell: Cell, *, executed: bool = False) -> None:
     if cell.is_connected:
         count = live_connected(made, cell)
+    elif cell.elsewhere:
+        count = live_apart(made, cell)
     else:
         count = live_as_client(made, cell) if "server" in cell.victims else live_through(made, cell, executed=executed)
     assert count.clean, f"{count}\n{json.dumps(facts_of(made), indent=1, default=str)}"
@@ -88,6 +91,15 @@ def test_an_end_that_a_call_was_told_and_that_is_not_recorded(database_url: str,
 def test_around_an_mcp_client(database_url: str, cell: Cell) -> None:
     with stage(database_url) as made:
         assert_clean(made, cell)
+
+
+@pytest.mark.parametrize(
+    ("victims", "point"),
+    [(LINE, "start.sent"), (("worker", "host"), "started.recorded"), (("host",), "exit.finishing")],
+)
+def test_with_a_worker_elsewhere(postgres_url: str, victims: tuple[Victim, ...], point: str) -> None:
+    with stage(postgres_url) as made:
+        assert_clean(made, Cell(victims, point, elsewhere=True))
 
 
 @pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)

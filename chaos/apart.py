@@ -1,0 +1,79 @@
+"""A host and a worker elsewhere, which runs its turns; what is between them is a link that can break."""
+
+from __future__ import annotations
+
+import socket
+import time
+from functools import partial
+from typing import Final
+
+import sqlalchemy as sa
+
+from chaos.cells import Cell
+from chaos.links import Link
+from chaos.outages import broken
+from chaos.story import Count, live_through
+from shellback.storage import members
+from shellback.storage.tables import members as member_rows
+from shellback.work.elsewhere import certificates
+from tests.nursery import ForkedWorker
+from tests.stage import Stage
+
+LISTENS_S: Final = 60.0
+
+
+def live_apart(made: Stage, cell: Cell) -> Count:
+    """Run the story once with the worker on another machine than the host, kill or cut as the cell says, and count."""
+    with Link() as link:
+        crew = Crew(made, link)
+        return live_through(made, cell, partial(broken, link), hire=crew.hire)
+
+
+class Crew:
+    """Hires who is not there: the host, and its worker elsewhere, which reaches it by `link`."""
+
+    def __init__(self, made: Stage, link: Link) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = int(free.getsockname()[1])
+        self._made = made
+        self._link = link
+        self._away = made.root / "away"
+        self._address = ""
+
+    def hire(self) -> None:
+        """Begin both, or those that have ended; returns when they are ready."""
+        if self._gone("host"):
+            self._begin("host", "host", LISTEN=f"127.0.0.1:{self._port}")
+            self._by_way_of_the_link()
+        if self._gone("worker"):
+            if not self._away.exists():
+                self._join()
+            away = {"SHELLBACK_HOME": str(self._away), "WORKSPACE_ROOT": str(self._made.root / "nowhere")}
+            self._begin("worker", "worker", "--for", self._made.where.host_id, **away)
+
+    def _gone(self, who: str) -> bool:
+        found = self._made.crew.get(who)
+        return found is None or found.process.poll() is not None
+
+    def _begin(self, who: str, *words: str, **environ: str) -> None:
+        begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, arguments=words)
+        self._made.crew[who] = begun
+        self._made.workers.append(begun)
+        begun.wait_ready()
+
+    def _by_way_of_the_link(self) -> None:
+        """The host says itself where it listens; a worker that connects is to come by way of the link."""
+        made, deadline = self._made, time.monotonic() + LISTENS_S
+        direct = f"127.0.0.1:{self._port}"
+        while (found := made.read(members.listening, made.where.host_id)) is None or found.address != direct:
+            assert time.monotonic() < deadline, "the host does not listen"
+            time.sleep(0.02)
+        self._address = self._address or f"127.0.0.1:{self._link.to_port(self._port)}"
+        change = sa.update(member_rows).where(member_rows.c.name == "").values(address=self._address)
+        made.write(lambda conn: conn.execute(change) and None)
+
+    def _join(self) -> None:
+        self._away.mkdir(mode=0o700)
+        certificate = certificates.of_machine(self._away)[1]
+        text, _ = self._made.write(members.invite, self._made.where.host_id, "away")
+        self._made.write(members.join, text, certificate, certificates.fingerprint_of(certificate))
