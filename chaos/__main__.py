@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -55,8 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ended = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Runs(options.jobs, options.kept) as runs:
+        until = math.inf if options.within is None else began + options.within
+        with Runs(options.jobs, options.kept, until) as runs:
             _follow(runs, rows, options, left_out, began)
+            if runs.skipped:
+                left_out.append(f"{runs.skipped} runs (no time was left for them)")
     except NoPostgres as error:
         ended = 2
         print(f"chaos: {error}; --database sqlite goes without", file=sys.stderr)
@@ -86,6 +90,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=whole, help="of each cell (25 on SQLite, 5 on Postgres)")
     parser.add_argument(
         "--jobs", type=whole, default=5 * (os.cpu_count() or 1), help="runs at a time (5 for each core)"
+    )
+    parser.add_argument(
+        "--within", type=whole, metavar="S", help="begin no run after so many seconds, and say how many were left out"
     )
     parser.add_argument("--forked", action="store_true", help="no worker from scratch, which one repeat on SQLite has")
     parser.add_argument("--json", type=Path, default=RESULTS, help=f"where the facts go ({RESULTS.parent.name}/...)")

@@ -69,11 +69,14 @@ class Crew:
             assert time.monotonic() < deadline, "the host does not listen"
             time.sleep(0.02)
         self._address = self._address or f"127.0.0.1:{self._link.to_port(self._port)}"
-        change = sa.update(member_rows).where(member_rows.c.name == "").values(address=self._address)
-        made.write(lambda conn: conn.execute(change) and None)
+        made.write(_lead, self._address)
 
     def _join(self) -> None:
         self._away.mkdir(mode=0o700)
         certificate = certificates.of_machine(self._away)[1]
         text, _ = self._made.write(members.invite, self._made.where.host_id, "away")
         self._made.write(members.join, text, certificate, certificates.fingerprint_of(certificate))
+
+
+def _lead(conn: sa.Connection, address: str) -> None:
+    conn.execute(sa.update(member_rows).where(member_rows.c.name == "").values(address=address))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -36,9 +38,14 @@ CONNECTIONS: Final = 600
 
 
 class Runs:
-    """Threads that live through cells; the databases and directories of all are gone when it is left."""
+    """Threads that live through cells; the databases and directories of all are gone when it is left.
 
-    def __init__(self, jobs: int, kept: Path | None) -> None:
+    None begins after the time `until` (monotonic seconds); those are `skipped`.
+    """
+
+    def __init__(self, jobs: int, kept: Path | None, until: float = math.inf) -> None:
+        self.skipped = 0
+        self._until = until
         self._pool = ThreadPoolExecutor(jobs)
         self._stack = contextlib.ExitStack()
         self._lock = threading.Lock()
@@ -71,13 +78,18 @@ class Runs:
         """
         if any(row.database == "postgres" for row, _ in todo):
             self._shared = self._stack.enter_context(serving_postgres(connections=CONNECTIONS))
-        running: dict[Future[tuple[Count, Path | None]], Row] = {
+        running: dict[Future[tuple[Count, Path | None] | None], Row] = {
             self._pool.submit(self._run, row, executed): row for row, executed in todo
         }
         for done in as_completed(running):
-            yield running[done], *done.result()
+            if (came := done.result()) is None:
+                self.skipped += 1
+            else:
+                yield running[done], *came
 
-    def _run(self, row: Row, executed: bool) -> tuple[Count, Path | None]:
+    def _run(self, row: Row, executed: bool) -> tuple[Count, Path | None] | None:
+        if time.monotonic() > self._until:
+            return None
         try:
             return self._lived(row, executed)
         except NoPostgres:

@@ -36,7 +36,7 @@ from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates, lines, tools
 from shellback.work.elsewhere import link as linking
 from shellback.work.elsewhere.host import Carried, Listener, _Unanswered
-from shellback.work.elsewhere.lines import Fit
+from shellback.work.elsewhere.lines import PROTOCOL, Fit
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.elsewhere.tools import HostTools
 from shellback.work.errors import HostUnfit, HostUnreachable
@@ -440,7 +440,10 @@ async def test_a_host_that_another_one_says_it_is_is_not_believed(two: Two, tmp_
 @pytest.mark.parametrize(
     ("fit", "says"),
     [
-        ({"version": "v2"}, r"host host\d? is of version v1 \(protocol 2\), this worker of v2 \(2\): install the same"),
+        (
+            {"version": "v2"},
+            rf"host host\d? is of version v1 \(protocol {PROTOCOL}\), this worker of v2 \({PROTOCOL}\): install",
+        ),
         ({"parts": PARTS | {"shell"}}, r"has other tools than this worker \(shell\): give both the same SESSION_TOOLS"),
         ({"own": "x"}, "has other agents, models or bounds of turns in named workspaces"),
     ],
