@@ -59,7 +59,9 @@ SHOWN: Final = 10
 
 
 @click.command()
-@click.option("--for", "host", metavar="HOST", help="Run turns of another machine's host, which this one has joined.")
+@click.option(
+    "--for", "host", metavar="HOST", help="Run turns of another machine's host, which this one has joined; or of `all`."
+)
 @click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as after SIGTERM.")
 def worker(host: str | None, while_stdin: bool) -> None:
     """Run turns for this host until SIGTERM or Ctrl-C; then let running turns end, and exit.
@@ -77,12 +79,14 @@ def worker(host: str | None, while_stdin: bool) -> None:
 
     With --for the turns run here, and their commands and files are on the machine of HOST, which has LISTEN set. This
     machine needs the database, the model's key and the agent, and no sandbox. `shellback hosts invite` on HOST and
-    `shellback hosts join` here make them known to each other.
+    `shellback hosts join` here make them known to each other. With --for all it runs turns of every host that this
+    machine has joined, also of those that it joins later, with the same slots for all of them.
 
     \b
       ENABLE_EXECUTE=true shellback worker
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
       ENABLE_EXECUTE=true shellback worker --for web-2
+      ENABLE_EXECUTE=true shellback worker --for all
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if host is None:
         _run(turns=True, while_stdin=while_stdin)
@@ -138,19 +142,21 @@ def _run_for(named: str, *, while_stdin: bool) -> None:
     from shellback.wiring import elsewhere, wiring
     from shellback.work.elsewhere.certificates import fingerprint_of, of_machine
     from shellback.work.errors import HostUnfit, HostUnreachable
+    from shellback.work.queue.queues import EVERYWHERE
 
     settings = _begun()
     with wiring.place(settings) as own:
-        found = _host_named(own, named)
-        if found.host_id == own.host_id:
+        _require_postgres(own)
+        found = None if named == "all" else _host_named(own, named)
+        if found is not None and found.host_id == own.host_id:
             raise Refused(f"{found.name} is the host of this state directory: leave --for out, or set SHELLBACK_HOME")
-        ours = fingerprint_of(of_machine(own.home)[1])
-        if ours not in own.database.read_now(members.trusted, found.host_id):
+        joined = own.database.read_now(members.hosts_of, fingerprint_of(of_machine(own.home)[1]))
+        if not joined if found is None else found.host_id not in joined:
             raise Refused(
-                f"this machine has not joined host {found.name}, or was revoked: `shellback hosts invite NAME` there"
-                " prints an invitation, `shellback hosts join` takes it here"
+                f"this machine has not joined {'any host' if found is None else f'host {found.name}'}, or was revoked:"
+                " `shellback hosts invite NAME` there prints an invitation, `shellback hosts join` takes it here"
             )
-        where = elsewhere.place_elsewhere(own, found.host_id)
+        where = elsewhere.place_elsewhere(own, EVERYWHERE if found is None else found.host_id)
         if not settings.enable_execute:
             log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
         try:
@@ -287,7 +293,7 @@ def workers(everything: bool) -> None:
         "STARTED": lambda one: stamp(one.started_at),
         "VERSION": "version",
         "ELSEWHERE": lambda one: "yes" if one.elsewhere else None,
-        "HOST ID": "host_id",
+        "HOST ID": lambda one: ", ".join(one.serves) or one.host_id,
     }
     none = (
         "no workers" if everything else "no worker runs: start one with `shellback worker` (--all includes past ones)"
@@ -407,7 +413,7 @@ def invite(name: str, lasts_s: float) -> None:
 def join() -> None:
     """Take an invitation from standard input: this machine may run turns of the host that printed it.
 
-    `shellback worker --for HOST` runs them.
+    `shellback worker --for HOST` runs them, `--for all` those of all hosts that it has joined.
 
     \b
       shellback hosts join < invitation
@@ -422,7 +428,7 @@ def join() -> None:
         certificate = of_machine(where.home)[1]
         made = where.database.write_now(members.join, text, certificate, fingerprint_of(certificate))
         of = where.database.read_now(known.one, made.host_id)
-    then = f"`shellback worker --for {of.host_id[:12]}` runs its turns"
+    then = f"`shellback worker --for {of.host_id[:12]}` runs its turns, and `--for all` those of all such hosts"
     show(asdict(made), [visible_line(f"joined host {of.name} ({of.host_id}) as {made.name}: {then}")])
 
 

@@ -61,17 +61,19 @@ def worker_lives(where: Place) -> bool:
 
     from shellback.storage import rows
     from shellback.storage.tables import workers
-    from shellback.work.hosts.roster import NO_TURNS
+    from shellback.work.hosts.roster import NO_TURNS, hosts_of
     from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
+    from shellback.work.queue.queues import EVERYWHERE
 
     def ask(conn: sa.Connection) -> list[tuple[int, str, bool]]:
-        query = sa.select(workers.c.pid, workers.c.boot_id, workers.c.elsewhere).where(
-            workers.c.host_id == where.host_id,
+        query = sa.select(workers).where(
+            workers.c.host_id.in_([where.host_id, EVERYWHERE]),
             workers.c.version != NO_TURNS,
             workers.c.stopped_at.is_(None),
             workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
         )
-        return [(row.pid, row.boot_id, row.elsewhere) for row in conn.execute(query)]
+        found = conn.execute(query)
+        return [(row.pid, row.boot_id, row.elsewhere) for row in found if where.host_id in hosts_of(row)]
 
     def there(pid: int, space: str, elsewhere: bool) -> bool:
         if elsewhere:

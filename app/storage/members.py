@@ -125,6 +125,13 @@ def of_host(conn: sa.Connection, host_id: str) -> list[Member]:
     return [_member(row, now) for row in conn.execute(query)]
 
 
+def hosts_of(conn: sa.Connection, fingerprint: str) -> set[str]:
+    """The hosts that trust the machine with this certificate now."""
+    its = members.c
+    known = its.name != _HOST, its.fingerprint == fingerprint, its.revoked_at.is_(None)
+    return set(conn.execute(sa.select(its.host_id).where(*known)).scalars())
+
+
 def trusts(conn: sa.Connection, host_id: str, fingerprint: str) -> bool:
     """Whether the machine with this certificate is trusted now."""
     its = members.c

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import platform
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shellback.log import process_wide
@@ -22,21 +22,27 @@ from shellback.wiring.wiring import (
 )
 
 if TYPE_CHECKING:
-    from shellback.work.elsewhere.lines import Message
+    from dbos import DBOSClient
+
+    from shellback.work.elsewhere.lines import Fit
     from shellback.work.elsewhere.link import HostLink
+    from shellback.work.elsewhere.links import HostLinks
+    from shellback.work.turn.turn import TurnRunner
+    from shellback.work.worker.posts import Post
     from shellback.work.worker.worker import Worker
 
 
 def place_elsewhere(own: Place, host_id: str) -> Place:
-    """The place of a worker on this machine that runs turns of another host, in a directory of its own.
+    """The place of a worker on this machine that runs turns of another host, or of all, in a directory of its own.
 
     Raises:
         HomeUnusable: The directory cannot be made.
     """
     from shellback.storage.host import ensure_home
+    from shellback.work.queue.queues import EVERYWHERE
 
     name = own.settings.worker_name or f"elsewhere-{own.host_id[:8]}"
-    home = ensure_home(own.home / "elsewhere" / host_id)
+    home = ensure_home(own.home / "elsewhere" / ("all" if host_id == EVERYWHERE else host_id))
     return Place(own.settings.model_copy(update={"shellback_home": home, "worker_name": name}), own.database, host_id)
 
 
@@ -44,7 +50,7 @@ def place_elsewhere(own: Place, host_id: str) -> Place:
 def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
     """A worker on this machine for the turns of the host of `where`, as `place_elsewhere` finds it, not started.
 
-    It asks the host first whether they fit, and waits for its answer.
+    It asks the host first whether they fit, and waits for its answer. One of all hosts waits for none.
 
     Raises:
         AgentUnavailable, ModelUnavailable: An agent or its model cannot be used.
@@ -58,13 +64,14 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
     from shellback.telemetry.watches import watches as chosen
     from shellback.wiring.views import Views, tool_switches
     from shellback.work.elsewhere.link import HostLink
+    from shellback.work.elsewhere.outbox import HostOutbox
     from shellback.work.elsewhere.tools import HostTools
     from shellback.work.hosts.placing import Offer
-    from shellback.work.notices.notices import Outbox
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.telling import Telling
+    from shellback.work.worker.posts import Posts
     from shellback.work.worker.worker import Worker
 
     settings, database, executor_id = where.settings, where.database, where.executor_id
@@ -74,18 +81,24 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
         stack.callback(lock.release)
         client = stack.enter_context(dbos_client(database))
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
-        doorbell, telling, views = a_doorbell(where), Telling(database), Views(settings)
-        enqueuer = DbosEnqueuer(client, doorbell.ring, traced=watches.traced)
+        bell, telling, views = a_doorbell(where), Telling(database), Views(settings)
+        enqueuer = DbosEnqueuer(client, bell.ring, traced=watches.traced)
         switched = tool_switches(settings).items()
         on = frozenset[Part](["commands", "watches", "blocks", *(part for part, wanted in switched if wanted)])
-        link = HostLink(database, where.host_id, own.home, fit_of(views, on))
-        told = asyncio.run(_greeted(link))
-        tools = HostTools(link, on, enabled=settings.enable_execute)
+        slots = settings.turn_slots, settings.wake_slots
+        posts = Posts(executor_id, slots)
+        to_post: list[Callable[[HostLink], Post]] = []
+
+        async def opened(link: HostLink) -> None:
+            await posts.open(to_post[0](link))
+
+        links = _links(own, where.host_id, fit_of(views, on), opened, posts.close)
+        tools = HostTools(links, on, enabled=settings.enable_execute)
         outbox, notifiers = notices_of(where)
-        if told["notices"] and not outbox.on:
-            outbox = Outbox(host=platform.node(), on=True, console=told["console"])  # the host sends them
+        if not outbox.on:
+            outbox = HostOutbox(told=links.told)
         capabilities = [*watches.capabilities, ExecCapability(tools)]
-        live = LiveBlocks(where.host_id, settings.unpin_after, tools.fresh)
+        live = LiveBlocks(settings.unpin_after, tools.fresh)
         agent, others, version = agents_of(own, views, capabilities, Hearing(database, live), telling)
         runner = turn_runner(
             *(where, enqueuer, lock.token, outbox, watches, views),
@@ -96,29 +109,59 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
             shows=live.any,
             telling=telling,
             closed=tools.closed,
+            hosts=links,
         )
-        slots = Offer(slots=settings.turn_slots + settings.wake_slots)
+        to_post.append(partial(_post, where, client, version, runner))
+        offer = Offer(slots=sum(slots))
         made = Worker(
-            worker_config(where, lock, version, traced=watches.traced, offer=lambda: slots, elsewhere=True),
+            worker_config(where, lock, version, traced=watches.traced, offer=lambda: offer, elsewhere=True),
             database,
             runner,
             _nothing,
-            takeover_of(where, client, version, runner, doorbell, ended=lambda _name, _token: False),
-            link,
+            posts,
+            links,
             _nothing,
-            doorbell,
             _nothing,
             loops=[notifier.run for notifier in notifiers],
-            linked=lambda: link.connected,
         )
-        link.gone, database.noted = made.fall, link.noted
+        database.noted = links.noted
+        if isinstance(links, HostLink):
+            links.gone = made.fall
+            posts.add(to_post[0](links))
         yield made
 
 
-async def _greeted(link: HostLink) -> Message:
+def _links(
+    own: Place,
+    host_id: str,
+    fit: Fit,
+    opened: Callable[[HostLink], Awaitable[object]],
+    closed: Callable[[str], Awaitable[object]],
+) -> HostLink | HostLinks:
+    """The link to a host, which has been found to fit, or those to all."""
+    from shellback.work.elsewhere.link import HostLink
+    from shellback.work.elsewhere.links import HostLinks
+    from shellback.work.queue.queues import EVERYWHERE
+
+    if host_id == EVERYWHERE:
+        return HostLinks(own.database, own.home, fit, opened, closed)
+    link = HostLink(own.database, host_id, own.home, fit)
+    asyncio.run(_greeted(link))
+    return link
+
+
+def _post(where: Place, client: DBOSClient, version: str, runner: TurnRunner, link: HostLink) -> Post:
+    from shellback.work.queue.doorbell import Doorbell
+    from shellback.work.worker.posts import Post
+
+    doorbell = Doorbell(where.home, link.host_id, where.database, where.notifications)
+    takeover = takeover_of(where, client, version, runner, doorbell, host_id=link.host_id)
+    return Post(link.host_id, doorbell, takeover, lambda: link.connected)
+
+
+async def _greeted(link: HostLink) -> None:
     try:
         await link.start()
-        return link.host
     finally:
         await link.stop()
 

@@ -402,8 +402,7 @@ def turn_runner(
         window=settings.history_messages,
         outbox=outbox,
         watch=watches.turns,
-        host_id=where.host_id,
-        **its,
+        **{"hosts": {where.host_id}, **its},
     )
 
 
@@ -456,6 +455,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
     from shellback.work.turn.live import LiveBlocks, fresh_of
     from shellback.work.turn.stopping import watch_for_stops
     from shellback.work.turn.telling import Telling, note_output
+    from shellback.work.worker.posts import Post, Posts
     from shellback.work.worker.worker import Worker
 
     settings, database, executor_id = where.settings, where.database, where.executor_id
@@ -474,7 +474,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
         engine, policy, files, tools = equipment.engine, equipment.policy, equipment.files, equipment.tools
         port, containers = equipment.port, equipment.containers
         outbox, notifiers = notices_of(where)
-        live = LiveBlocks(where.host_id, settings.unpin_after, partial(fresh_of, engine.output))
+        live = LiveBlocks(settings.unpin_after, partial(fresh_of, engine.output))
         telling = Telling(database)
         offering = Offering(settings)
         agent, others, version = agents_of(
@@ -509,6 +509,10 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
             recorded=engine.recorded,
             closed=turn_ends.closed,
         )
+        posts = Posts(executor_id, (settings.turn_slots, settings.wake_slots) if turns else ())
+        ended = partial(has_ended, where.home)
+        takeover = takeover_of(where, client, version, runner, doorbell, host_id=where.host_id, ended=ended)
+        posts.add(Post(where.host_id, doorbell, takeover))
         yield Worker(
             worker_config(where, lock, version, traced=watches.traced, offer=offering.now),
             database,
@@ -530,10 +534,9 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
                     *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),
                 ),
             ).once,
-            takeover_of(where, client, version, runner, doorbell, ended=partial(has_ended, where.home)),
+            posts,
             engine,
             partial(supervision.cleanup, settings, database, engine),
-            doorbell,
             _retention(where, client).once,
             before=(_denying(where),),
             beside=(
@@ -560,14 +563,15 @@ def takeover_of(
     runner: TurnRunner,
     doorbell: Doorbell,
     *,
-    ended: Callable[[str, str], bool],
+    host_id: str,
+    ended: Callable[[str, str], bool] = lambda _name, _token: False,
 ) -> Takeover:
     """What hands over the work of the dead workers of a host; `ended` as `Takeover` has it."""
     from shellback.work.hosts.takeover import Takeover
 
     own = (where.executor_id, version)
     every = partial(doorbell.ring, every=True)
-    return Takeover(where.database, client, where.host_id, own, runner.running, every, ended)
+    return Takeover(where.database, client, host_id, own, runner.running, every, ended)
 
 
 def _listeners(

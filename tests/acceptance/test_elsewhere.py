@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +33,9 @@ class Town:
         """`shellback host`, ready."""
         return self._begun({}, "host")
 
-    def worker(self, **environ: str) -> WorkerChild:
+    def worker(self, host: str = "", **environ: str) -> WorkerChild:
         """`shellback worker --for` this host on the other machine, ready."""
-        return self._begun({**self.away, **environ}, "worker", "--for", self.loop.where.host_id[:12])
+        return self._begun({**self.away, **environ}, "worker", "--for", host or self.loop.where.host_id[:12])
 
     def _begun(self, environ: dict[str, str], *words: str) -> WorkerChild:
         made = WorkerChild(self.loop.where, {**self.loop.environ, **environ}, [*PROGRAM, *words])
@@ -54,11 +55,18 @@ class Town:
         assert f"as {name}: `shellback worker --for {self.loop.where.host_id[:12]}`" in done.stdout
 
 
-@pytest.fixture
-def town(postgres_url: str) -> Iterator[Town]:
+@contextmanager
+def listening(database_url: str) -> Iterator[Stage]:
+    """A machine that is to be a host of this database."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with stage(postgres_url, LISTEN=f"127.0.0.1:{port}") as made:
+    with stage(database_url, LISTEN=f"127.0.0.1:{port}") as made:
+        yield made
+
+
+@pytest.fixture
+def town(postgres_url: str) -> Iterator[Town]:
+    with listening(postgres_url) as made:
         away = {"SHELLBACK_HOME": str(made.root / "away"), "WORKSPACE_ROOT": str(made.root / "nowhere"), "LISTEN": ""}
         yield Town(made, away)
 
@@ -101,6 +109,40 @@ def test_readers_at_the_host_hear_at_once_of_what_a_turn_elsewhere_says(town: To
 
     asyncio.run(heard())
     loop.answer(item)
+
+
+def test_one_worker_runs_the_turns_of_all_hosts_that_its_machine_has_joined_each_where_its_files_are(
+    town: Town, postgres_url: str
+) -> None:
+    with listening(postgres_url) as second:
+        other = Town(second, town.away)
+        assert_refused(town.far("worker", "--for", "all"), "has not joined any host", "shellback hosts invite NAME")
+        for one in (town, other):
+            one.host()
+        town.joined()
+        worker = town.worker("all")
+        items = [one.send("$ pwd; echo here > made.txt", name) for one, name in ((town.loop, "c1"), (second, "c2"))]
+        town.loop.approve("c1")
+        assert str(town.loop.workspace) in town.loop.answer(items[0])
+        waiting = second.turn(items[1])
+        assert waiting is not None
+        assert waiting["started_at"] is None, "its host has not invited this machine"
+        other.joined()
+        second.approve("c2")
+        assert str(second.workspace) in second.answer(items[1])
+        for one in (town.loop, second):
+            assert (one.workspace / "made.txt").read_text() == "here\n"
+        second.until("it serves both", lambda: set(served(second)) == {town.loop.where.host_id, second.where.host_id})
+        assert facts(told(second, "hosts", "revoke", "--json", "builder"))["state"] == "revoked"
+        second.until("it serves one", lambda: served(second) == [town.loop.where.host_id])
+        assert town.loop.answer(town.loop.send("hello", "c1"))
+        assert worker.process.poll() is None
+
+
+def served(on: Stage) -> list[str]:
+    """The hosts that the worker elsewhere reaches."""
+    (row,) = [one for one in facts(told(on, "workers", "--json")) if one["elsewhere"]]
+    return row["serves"]
 
 
 def test_a_denied_call_runs_nothing_and_what_changed_since_the_approval_is_refused(town: Town) -> None:

@@ -21,6 +21,7 @@ from shellback.storage.errors import StorageError
 from shellback.work.elsewhere import certificates, lines
 from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.errors import HostUnfit, HostUnreachable
+from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class HostLink:
     """A connection that is made again whenever it breaks; a request is sent again on the next one, until answered.
 
     The host has to fit `fit`; `host` is what it has told of itself. `gone` is called, with the reason, when it does not
-    fit any more, or has not answered for `patience_s`: no request will be answered here.
+    fit any more, or has not answered for `patience_s`: no request will be answered here. With `hands_on` turns that
+    wait for it then end unrecorded, and `reached` is called whenever it answers again.
     """
 
     database: Database
@@ -47,6 +49,8 @@ class HostLink:
     fit: Fit
     patience_s: float = PATIENCE_S
     gone: Callable[[str], object] = lambda _: None
+    reached: Callable[[], object] = lambda: None
+    hands_on: bool = False
     host: Message = field(init=False, default_factory=dict[str, Any])
     _waiting: dict[int, asyncio.Future[Any]] = field(init=False, default_factory=dict[int, "asyncio.Future[Any]"])
     _numbers: itertools.count[int] = field(init=False, default_factory=itertools.count)
@@ -65,6 +69,28 @@ class HostLink:
         """Whether the host answers."""
         return self._writer is not None
 
+    def __contains__(self, host_id: object) -> bool:
+        """Whether it leads to a host."""
+        return host_id == self.host_id
+
+    def at(self, _host_id: str) -> HostLink:
+        """The link to a host, of which there is one."""
+        return self
+
+    async def of(self, _conversation_id: str) -> HostLink:
+        """The link to the host of a conversation."""
+        return self
+
+    def told(self, _host_id: str) -> Message | None:
+        """What the host has told of itself."""
+        return self.host or None
+
+    def begin(self) -> None:
+        """Connect from now on."""
+        self._gone_at, self._failure, self._changed = time.monotonic(), None, asyncio.Event()
+        self._loop, self._events = asyncio.get_running_loop(), asyncio.Event()
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._tell_readers())]
+
     async def start(self) -> None:
         """Connect, or wait for the host.
 
@@ -72,9 +98,7 @@ class HostLink:
             HostUnfit: The host does not fit.
             HostUnreachable: It does not answer in time, or does not trust this machine.
         """
-        self._gone_at, self._failure, self._changed = time.monotonic(), None, asyncio.Event()
-        self._loop, self._events = asyncio.get_running_loop(), asyncio.Event()
-        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._tell_readers())]
+        self.begin()
         while not self.connected:
             if self._failure is not None:
                 raise self._failure
@@ -114,10 +138,13 @@ class HostLink:
 
         Raises:
             Exception: What the host has raised, see `lines.raised_by`.
+            HostLost: It was given up, and turns that wait for it are handed on.
         """
         number = next(self._numbers)
         while True:
             while (writer := self._writer) is None:
+                if self._failure is not None and self.hands_on:
+                    raise HostLost(str(self._failure))
                 await self._changed.wait()
             answer = self._waiting[number] = asyncio.get_running_loop().create_future()
             try:
@@ -157,7 +184,7 @@ class HostLink:
 
     def _give_up(self, failure: HostUnfit | HostUnreachable) -> None:
         if self._failure is None:
-            log.error("this worker ends: %s", failure)
+            log.error("%s: %s", "its turns are handed on" if self.hands_on else "this worker ends", failure)
             self._failure = failure
             self._tell()
             self.gone(str(failure))
@@ -202,8 +229,9 @@ class HostLink:
             raise lines.raised_by(told["failed"])
         if (why := self.fit.objection(told["ok"])) is not None:
             raise HostUnfit(f"host {self.host_id[:12]} {why}")
-        self._writer, self.host = writer, told["ok"]
+        self._writer, self.host, self._failure = writer, told["ok"], None
         self._tell()
+        self.reached()
         log.info("host %s is reached", self.host_id[:12])
 
     def _lost(self, writer: asyncio.StreamWriter) -> None:

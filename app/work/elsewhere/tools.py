@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext
@@ -20,6 +20,7 @@ from shellback.work.elsewhere import lines
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +28,19 @@ FRESH_S: Final = 5.0
 """How long a look waits for what processes have printed, with its transaction open; else the next look tells it."""
 
 
+class Links(Protocol):
+    """The links to one host or many."""
+
+    def at(self, host_id: str, /) -> HostLink: ...
+
+    async def of(self, conversation_id: str, /) -> HostLink: ...
+
+
 class HostTools(Tools):
     """The tools of some `parts`, and what else a turn asks its host for."""
 
-    def __init__(self, link: HostLink, parts: Collection[Part], *, enabled: bool) -> None:
-        self._link = link
+    def __init__(self, links: Links, parts: Collection[Part], *, enabled: bool) -> None:
+        self._links = links
         super().__init__(parts, self.carry, enabled=enabled)
 
     async def carry(self, ctx: RunContext[TurnDeps], tool: ExecTool, args: dict[str, Any]) -> Result[Any]:
@@ -41,10 +50,11 @@ class HostTools(Tools):
             ApprovalRequired: A person has to be asked first.
             StaleTurn: Another execution holds the conversation.
             ToolFailed: It was refused, or cannot be done.
+            HostLost: The host is gone.
         """
-        whose = _whose(ctx.deps)
+        link, whose = self._links.at(ctx.deps.host_id), _whose(ctx.deps)
         try:
-            return lines.result_of(await self._link.ask("call", **whose, **lines.call_of(ctx, tool.name, args)))
+            return lines.result_of(await link.ask("call", **whose, **lines.call_of(ctx, tool.name, args)))
         except InvalidCommand as error:
             raise ToolFailed(str(error)) from None
 
@@ -54,11 +64,10 @@ class HostTools(Tools):
         Raises:
             StaleTurn: Another execution holds the conversation.
         """
-        if not self._link.connected:
+        link, names = self._links.at(deps.host_id), [one.id for one in sessions]
+        if not link.connected:
             return None
-        names = [one.id for one in sessions]
-        asked = self._link.ask("news", **_whose(deps), sessions=names, seen=seen, left=left)
-        answer = self._link.outside(asked)
+        answer = link.outside(link.ask("news", **_whose(deps), sessions=names, seen=seen, left=left))
         try:
             return lines.told_news(answer.result(FRESH_S))
         except (TimeoutError, RuntimeError) as error:
@@ -68,18 +77,19 @@ class HostTools(Tools):
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest for the approval of a call, and what the person is shown."""
-        digest, shown = await self._link.ask("propose", conversation=conversation_id, tool=tool, args=args)
+        link = await self._links.of(conversation_id)
+        digest, shown = await link.ask("propose", conversation=conversation_id, tool=tool, args=args)
         return digest, shown
 
     async def equip(self, deps: TurnDeps, workspace: Workspace) -> None:
         """Describe its workspace to a turn, or say why it cannot be used."""
-        told = await self._link.ask("ground", workspace=[*workspace])
+        told = await self._links.at(deps.host_id).ask("ground", workspace=[*workspace])
         deps.ground = Described(told["text"]) if "text" in told else told["unusable"]
 
     async def closed(self, conversation_id: str) -> None:
         """Have the host end what the finished turns of a conversation have left; else its next sweep does it."""
-        with contextlib.suppress(RuntimeError):
-            await self._link.ask("closed", conversation=conversation_id)
+        with contextlib.suppress(RuntimeError, HostLost):
+            await (await self._links.of(conversation_id)).ask("closed", conversation=conversation_id)
 
 
 def _whose(deps: TurnDeps) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Load:
 def loads(conn: sa.Connection, here: str) -> list[Load]:
     """The load of every host, the last heard of first; `here` is this host, which knows its own dead workers."""
     at = conversations.c.host_id
-    alive = Counter(one.host_id for one in roster.look(conn, here) if one.state == "alive")
+    alive = Counter(host for one in roster.look(conn, here) if one.state == "alive" for host in one.serves)
     talks = _counted(conn, at)
     live = _counted(conn, sessions.c.host_id, sessions.c.state.in_(LIVE))
     begun = sa.func.count(turns.c.started_at)

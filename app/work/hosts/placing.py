@@ -28,7 +28,7 @@ from shellback.work.hosts.hosts import one
 from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import MOVED
 from shellback.work.queue.mailbox import DEFAULT, NOWHERE, Home, Workspace
-from shellback.work.queue.queues import Enqueuer
+from shellback.work.queue.queues import EVERYWHERE, Enqueuer
 from shellback.work.turn import claims
 
 MEMORY_LEFT: Final = 0.05
@@ -40,15 +40,16 @@ NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a worker's host has for new conversations. Paths of workspaces are those of that host.
+    """What a worker's host has for new conversations, and which `hosts` a worker of many reaches.
 
-    `slots` are turns that the worker runs at once; `memory` is the part of the memory that is available; `load` is per
-    core. A workspace of `each` has a directory for each conversation.
+    Paths of workspaces are those of that host. `slots` are turns that the worker runs at once; `memory` is the part of
+    the memory that is available; `load` is per core. A workspace of `each` has a directory for each conversation.
     """
 
     labels: Sequence[str] = ()
     workspaces: Mapping[str, str] = field(default_factory=dict[str, str])
     each: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     slots: int = 0
     memory: float = 1.0
     load: float = 0.0
@@ -141,9 +142,9 @@ def rooms(conn: sa.Connection) -> list[Room]:
     at = workers.c
     query = (
         sa.select(at.host_id, at.version, at.started_at, at.elsewhere, at.offer, hosts.c.name, hosts.c.draining_at)
-        .join(hosts, hosts.c.host_id == at.host_id)
+        .outerjoin(hosts, hosts.c.host_id == at.host_id)
         .where(at.stopped_at.is_(None), at.heartbeat_at > rows.now(conn) - roster.LEASE_S)
-        .order_by(at.host_id, at.started_at.desc())
+        .order_by(at.started_at.desc())
     )
     host = conversations.c.host_id
     items = sa.select(host, sa.func.count()).join(turns, turns.c.conversation_id == conversations.c.id)
@@ -152,8 +153,9 @@ def rooms(conn: sa.Connection) -> list[Room]:
     newest, slots = dict[str, str](), Counter[str]()
     for row in conn.execute(query):
         offer = Offer.from_json(row.offer)
-        if row.version != roster.NO_TURNS and row.version == newest.setdefault(row.host_id, row.version):
-            slots[row.host_id] += offer.slots
+        for host_id in roster.hosts_of(row) if row.version != roster.NO_TURNS else ():
+            if row.version == newest.setdefault(host_id, row.version):
+                slots[host_id] += offer.slots
         # The last one that started there has the newest settings.
         if row.host_id not in found and not row.elsewhere:
             found[row.host_id] = Room(
@@ -163,7 +165,7 @@ def rooms(conn: sa.Connection) -> list[Room]:
                 offer=offer,
                 busy=busy.get(row.host_id, 0),
             )
-    return [replace(room, offer=replace(room.offer, slots=slots[room.host_id])) for room in found.values()]
+    return [replace(found[name], offer=replace(found[name].offer, slots=slots[name])) for name in sorted(found)]
 
 
 def chosen(found: Sequence[Room], wanted: Wanted) -> Home:
@@ -188,7 +190,7 @@ def is_host(conn: sa.Connection, host_id: str) -> bool:
 
     While no worker of any machine is known, all are hosts.
     """
-    known = set(conn.execute(sa.select(workers.c.host_id).distinct()).scalars())
+    known = set(conn.execute(sa.select(workers.c.host_id).where(workers.c.host_id != EVERYWHERE).distinct()).scalars())
     return not known or (host_id in known and not one(conn, host_id).draining)
 
 

@@ -13,6 +13,7 @@ from shellback.exec.supervisor.process import procfs
 from shellback.storage import rows
 from shellback.storage.host import process_space
 from shellback.storage.tables import events, workers
+from shellback.work.queue.queues import EVERYWHERE
 
 Standing = Literal["alive", "silent", "dead", "stopped"]
 
@@ -43,6 +44,8 @@ class Employed:
     quiet_s: float
     elsewhere: bool
     """Whether it runs turns for its host on another machine."""
+    serves: list[str]
+    """The hosts whose turns it runs, or those that it reaches if it runs turns of many."""
 
 
 Ended = Callable[[str, str], bool]
@@ -61,7 +64,7 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: E
     """
     query = sa.select(workers).order_by(workers.c.heartbeat_at.desc()).limit(200)
     if not everywhere:
-        query = query.where(workers.c.host_id == host_id)
+        query = query.where(workers.c.host_id.in_([host_id, EVERYWHERE]))
     found = sorted(conn.execute(query).all(), key=lambda row: row.started_at, reverse=True)
     now = rows.now(conn)
     return [
@@ -76,9 +79,15 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: E
             stopped_at=row.stopped_at,
             quiet_s=_quiet_s(now - max(row.heartbeat_at, row.stopped_at or 0.0)),
             elsewhere=row.elsewhere,
+            serves=hosts_of(row),
         )
         for row in found
     ]
+
+
+def hosts_of(row: sa.Row[Any]) -> list[str]:
+    """The hosts whose turns the worker of this row runs."""
+    return [row.host_id] if row.host_id != EVERYWHERE else [*(row.offer or {}).get("hosts", ())]
 
 
 def there(conn: sa.Connection, host_id: str) -> list[Employed]:

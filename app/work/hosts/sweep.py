@@ -34,7 +34,7 @@ from shellback.work.queue import dead_letters, stream
 from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import ItemType
 from shellback.work.queue.mailbox import NOWHERE
-from shellback.work.queue.queues import Enqueuer, queues_of
+from shellback.work.queue.queues import EVERYWHERE, Enqueuer, queues_of
 from shellback.work.turn import claims
 from shellback.work.turn.lifetimes import LATE_S
 from shellback.work.turn.watching import TurnWatch
@@ -214,7 +214,8 @@ class Sweep:
         if status.status == "PENDING":
             # On SQLite a host has one worker, so none takes over from it.
             ours = self.database.dialect != "sqlite" and status.queue_name in queues_of(self.host_id)
-            versions = {version for (_, version), host_id in alive.items() if ours and host_id == self.host_id}
+            theirs = {self.host_id, EVERYWHERE} if ours else set[str]()
+            versions = {version for (_, version), host_id in alive.items() if host_id in theirs}
             return (status.executor_id, status.app_version) in alive or status.app_version in versions
         return status.status in WAITING and (status.app_version is None or status.app_version in versions)
 

@@ -11,20 +11,42 @@ from typing import Final
 _SETTLE_S: Final = 1.0
 
 
+class Slots:
+    """The `number` of turns that run at once in this process, of whichever of the queues that share them.
+
+    Queues poll one after the other, so that they do not fill the same slots.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.running = 0
+        self.bells: set[Bell] = set()
+        self.polls = threading.Lock()
+
+    @property
+    def free(self) -> bool:
+        """Whether one more turn may begin."""
+        return self.running < self.number
+
+
 class Bell:
-    """The stop event of one queue's thread, whose wait a ring ends; counts the queue's turns, at most `slots`.
+    """The stop event of one queue's thread, whose wait a ring ends; counts the queue's turns among `slots`.
 
     Turns begin and end on one event loop, `loop`; `ring` may come from any thread. `others` rings another worker, if
     there may be more items than slots were free.
     """
 
-    def __init__(self, slots: int, loop: asyncio.AbstractEventLoop, others: Callable[[], None] = lambda: None) -> None:
-        self._slots = slots
+    def __init__(
+        self, slots: Slots, loop: asyncio.AbstractEventLoop, others: Callable[[], None] = lambda: None
+    ) -> None:
+        self.slots = slots
+        slots.bells.add(self)
         self._loop = loop
         self._others = others
         self._rung = threading.Event()
         self._stopped = False
-        self._running = 0
+        self._polls = False
+        """Whether its thread polls, or is about to."""
         self._before = 0
         """Turns that ran when the last poll began."""
         self._begun = 0
@@ -43,7 +65,7 @@ class Bell:
     def hear(self) -> bool:
         """`ring` for somebody else, if a slot is free; else as soon as one is. Whether it is of use here now."""
         self._rings += 1
-        free = self.takes and self._running < self._slots
+        free = self.takes and self.slots.free
         if free:
             self._rung.set()
         return free
@@ -62,28 +84,47 @@ class Bell:
         if self._stopped:
             return True
         self._settle()
+        self.rest()
         # In this order: a turn that ends meanwhile either rings or is seen here.
-        self._items_wait = self._begun >= self._slots - self._before
+        self._items_wait = self._begun >= self.slots.number - self._before or not self.slots.free
         if self._items_wait and self._polled > self._told:
             self._others()
         self._told = self._polled
-        if not self._items_wait or self._running >= self._slots:
+        if not self._items_wait or not self.slots.free:
             self._rung.wait(timeout)
+        if not self._stopped:
+            self.slots.polls.acquire()
+            self._polls = True
         self._rung.clear()
         self._polled = self._rings
-        self._before, self._begun = self._running, 0
+        self._before, self._begun = self.slots.running, 0
         return self._stopped
+
+    def rest(self) -> None:
+        """Its thread does not poll now, so that other queues may fill slots; repeating it changes nothing."""
+        if self._polls:
+            self._polls = False
+            self.slots.polls.release()
 
     def began(self) -> None:
         """A turn has taken a slot."""
-        self._running += 1
+        self.slots.running += 1
         self._begun += 1
 
     def ended(self) -> None:
-        """A slot is free, for an item that may wait."""
-        self._running -= 1
+        """A slot is free, for an item that may wait, of any of the queues."""
+        self.slots.running -= 1
+        for bell in self.slots.bells:
+            bell.freed()
+
+    def freed(self) -> None:
+        """Have the queue polled if an item of it may wait."""
         if self._items_wait or self._rings > self._polled:
             self.ring()
+
+    def leave(self) -> None:
+        """Share no slots any more; turns that run are counted on."""
+        self.slots.bells.discard(self)
 
     def _settle(self) -> None:
         # DBOS counts a turn when its task begins. A poll before that would take too many items.

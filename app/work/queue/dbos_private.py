@@ -59,7 +59,10 @@ def open_items(conn: sa.Connection, queues: Sequence[str]) -> set[tuple[str, str
 
 
 def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
-    """Have `bells[queue]` count the turns of its queue; before the launch of `dbos`."""
+    """Have `bells[queue]` count the turns of its queue; before the launch of `dbos`.
+
+    The turns of all queues that share slots count for the bound of each.
+    """
     from dbos._core import ActiveWorkflowById, ActiveWorkflowEntry
 
     class Counted(ActiveWorkflowById):
@@ -69,6 +72,10 @@ def count_turns(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
             if queue_name is not None and queue_name in bells:
                 bells[queue_name].began()
             return super().add(key, queue_name, queue_partition_key)
+
+        def count_for_queue(self, queue_name: str) -> int:
+            bell = bells.get(queue_name)
+            return super().count_for_queue(queue_name) if bell is None else bell.slots.running
 
         def _remove(self, key: str, bucket: tuple[str, str | None] | None) -> None:
             super()._remove(key, bucket)

@@ -28,7 +28,7 @@ from shellback.exec.wire.bells import knock, knock_one, prefix
 from shellback.exec.wire.descriptors import short
 from shellback.storage.db import CONNECTING, Database
 from shellback.storage.url import normalised, shown
-from shellback.work.queue.queues import CHANNEL, queues_of
+from shellback.work.queue.queues import CHANNEL, EVERYWHERE, queues_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -125,7 +125,7 @@ class Notifications:
     def _pass_on(self, name: str) -> None:
         """Ring at this host what another one rang."""
         _, _, host_id = name.partition(".")
-        if host_id not in {"", self._host_id}:
+        if host_id not in {"", self._host_id} and self._host_id != EVERYWHERE:
             return
         knocks = knock_one if name in queues_of(host_id) else knock
         knocks(self._home / layout.BELLS, name)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "shellback"
 WORKFLOW: Final = "shellback.turn"
+EVERYWHERE: Final = "*"
+"""Instead of a host's id: that of workers which run turns of many hosts."""
 CHANNEL: Final = "shellback_items"
 """The channel of Postgres on which a notification names the queue of a new item."""
 LOOK_S: Final = 5.0

@@ -6,6 +6,7 @@ Every function runs in the caller's transaction and locks the conversation's row
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ class Entry:
 
     `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once; `alarm` is a text for a person.
     With `first` no earlier execution has come this far, so none has recorded a step. `kept` is what an earlier one has
-    begun with; `wish` says who asked to stop the turn.
+    begun with; `wish` says who asked to stop the turn. `host_id` is the host of the conversation.
     """
 
     epoch: int | None = None
@@ -56,6 +57,7 @@ class Entry:
     kept: dict[str, Any] | None = None
     wish: str | None = None
     workspace: box.Workspace = field(default_factory=box.Workspace)
+    host_id: str = ""
     outcome: str | None = None
     alarm: str | None = None
 
@@ -76,10 +78,10 @@ def enter(  # noqa: PLR0911 - one for each reason not to
     executor_id: str,
     wakes: Wakes,
     outbox: Outbox = SILENT,
-    host_id: str = "",
+    hosts: Container[str] | None = None,
     token: str = "",
 ) -> Entry:
-    """Claim the conversation for the turn of `item` and raise its epoch, if it lives on host `host_id`.
+    """Claim the conversation for the turn of `item` and raise its epoch, if it lives on one of these `hosts`.
 
     Every execution does this first, outside of any recorded step. A replay therefore gets a new epoch, and the older
     execution can no longer write. As nothing else gives an epoch, a worker that lost its name can begin nothing here.
@@ -93,7 +95,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         return Entry(outcome=turn.outcome)
     if conversation is None or conversation.driver != box.AGENT:
         return _end_at_once(conn, item, "gone")
-    if host_id and conversation.host_id != host_id:
+    if hosts is not None and conversation.host_id not in hosts:
         return _end_at_once(conn, item, MOVED)
     ours = conversation.state == "claimed" and conversation.claimed_by == item.id
     if ours and turn is not None and turn.executions >= RECOVERIES:
@@ -139,6 +141,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         kept=None if turn is None else turn.begun,
         wish=conversation.stop_by if stops else None,
         workspace=box.bound_to(conversation),
+        host_id=conversation.host_id,
     )
 
 

@@ -34,11 +34,11 @@ from shellback.work.turn.claims import Entry
 
 BEGIN_STEP: Final = 0
 
-Shows = Callable[[sa.Connection, str], bool]
-"""Whether a conversation has sessions whose output a turn may be shown."""
+Shows = Callable[[sa.Connection, str, str], bool]
+"""Whether a conversation has sessions on a host (conversation id, host id) whose output a turn may be shown."""
 
 
-def shows_nothing(_conn: sa.Connection, _conversation_id: str) -> bool:
+def shows_nothing(_conn: sa.Connection, _conversation_id: str, _host_id: str) -> bool:
     """No conversation has such sessions."""
     return False
 
@@ -57,6 +57,7 @@ class Begun:
     letters: list[Letter] = field(default_factory=list[Letter])
     decided: list[Request] = field(default_factory=list[Request])
     workspace: Workspace = field(default_factory=Workspace)
+    host_id: str = ""
 
 
 def enter(
@@ -72,24 +73,25 @@ def _begin(conn: sa.Connection, item: WorkItem, entry: Entry, gate: bool, shows:
 
     A repeat returns what the first execution found: only this turn changes the history while it is open.
     """
-    wish, workspace, kept = entry.wish, entry.workspace, entry.kept
+    wish, kept = entry.wish, entry.kept
+    where: dict[str, Any] = {"workspace": entry.workspace, "host_id": entry.host_id}
     record = read_record_in(conn, item.conversation_id)
     if kept is not None:
         letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
         requests = [Request(**one) for one in kept["decided"]]
         kept = {name: kept[name] for name in ("gate", "look", "at")}
-        return Begun(**kept, record=record, letters=letters, decided=requests, workspace=workspace)
+        return Begun(**kept, record=record, letters=letters, decided=requests, **where)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
     apart = wish is not None
     letters = mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else []
     more = apart or paused or len(letters) == mailbox.ROWS_PER_TURN
-    look = more or (gate and shows(conn, item.conversation_id))
+    look = more or (gate and shows(conn, item.conversation_id, entry.host_id))
     at, requests = time.time(), decided(conn, item.conversation_id, wish) if paused else []
     begun = {"gate": gate, "look": look, "at": at, "decided": [asdict(request) for request in requests]}
     change(conn, turns, item.id, begun=begun)
-    return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests, workspace=workspace)
+    return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests, **where)
 
 
 def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list[Request]:

@@ -23,9 +23,9 @@ class TurnDeps(ToolContext):
     decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
     agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the begin is 0), `letters`
     are the rows they returned; without `look` there is no read before the first model request. `shown_chars` is how
-    much was shown of processes. `ground` is the workspace of the conversation, or why it cannot be used. Shell and
-    files work in it, under the policy of the agent's commands; they are None without it, while the gate is off, and in
-    an unpickled copy.
+    much was shown of processes. `host_id` is the host of the conversation. `ground` is the workspace of the
+    conversation, or why it cannot be used. Shell and files work in it, under the policy of the agent's commands; they
+    are None without it, while the gate is off, and in an unpickled copy.
     """
 
     conversation_id: str
@@ -42,6 +42,7 @@ class TurnDeps(ToolContext):
     looks: int = 0
     shown_chars: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])
+    host_id: str = ""
     ground: Ground | Described | str | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:

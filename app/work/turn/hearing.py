@@ -72,6 +72,10 @@ class Fenced(BaseException):
     """Ends an execution that a newer one has overtaken. Not an `Exception`, so no step records it as its outcome."""
 
 
+class HostLost(BaseException):
+    """Ends an execution whose host is gone. Not an `Exception`: nothing is recorded, and another one continues it."""
+
+
 @contextmanager
 def fenced() -> Generator[None]:
     """Raise `Fenced` for `StaleTurn`, so that a step does not record it as its outcome."""

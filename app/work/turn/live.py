@@ -26,11 +26,10 @@ _OVER: Final = Seen(ALL, ALL, over=True)
 class LiveBlocks:
     """Reads the blocks of a turn's conversation. Their content changes, so they are read in recorded looks only.
 
-    `fresh` reads what sessions of the host `host_id` have printed.
+    `fresh` reads what sessions on the host of the conversation have printed.
     """
 
-    def __init__(self, host_id: str, unpin_after_s: float, fresh: Fresh) -> None:
-        self._host_id = host_id
+    def __init__(self, unpin_after_s: float, fresh: Fresh) -> None:
         self._unpin_after_s = unpin_after_s
         self._fresh = fresh
 
@@ -39,12 +38,12 @@ class LiveBlocks:
         if not deps.gate:
             return []
         now = time.time()
-        found = rows.shown(conn, deps.conversation_id, self._host_id, now - self._unpin_after_s)
+        found = rows.shown(conn, deps.conversation_id, deps.host_id, now - self._unpin_after_s)
         return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
 
-    def any(self, conn: sa.Connection, conversation_id: str) -> bool:
-        """Whether the conversation has sessions that may have a block."""
-        return rows.any_shown(conn, conversation_id, self._host_id, time.time() - self._unpin_after_s)
+    def any(self, conn: sa.Connection, conversation_id: str, host_id: str) -> bool:
+        """Whether the conversation has sessions on a host that may have a block."""
+        return rows.any_shown(conn, conversation_id, host_id, time.time() - self._unpin_after_s)
 
     def news(
         self, deps: TurnDeps, messages: Sequence[ModelMessage], conn: sa.Connection, letters: Sequence[Letter] = ()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -114,7 +114,8 @@ class TurnRunner:
     """Called with the conversation id if a turn that closes leaves sessions; it never raises."""
     recorded: Callable[[str], Awaitable[None]] = nothing_waits
     """Waits until the ends that calls of this conversation were told are recorded."""
-    host_id: str = ""
+    hosts: Container[str] | None = None
+    """The hosts whose turns it runs; None: all."""
     others: Mapping[str, Agent[TurnDeps, Any]] = field(default_factory=dict[str, Agent[TurnDeps, Any]])
     """The agents of workspaces that have another than `agent`, by the names of the workspaces."""
     budgets: Mapping[str, Budget] = field(default_factory=dict[str, Budget])
@@ -144,7 +145,7 @@ class TurnRunner:
     async def _run(self, item: WorkItem) -> dict[str, Any]:
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
         with about(conversation=item.conversation_id, work_item=item.id):
-            how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "host_id": self.host_id}
+            how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "hosts": self.hosts}
             how |= {"token": self.token, "wakes": self.wakes}
             try:
                 entry, begun = await self.database.write(enter, item, self.gate(), self.shows, **how)
@@ -195,6 +196,7 @@ class TurnRunner:
             began_at=begun.at,
             seconds=self._budget(begun).seconds,
             letters=list(begun.letters),
+            host_id=begun.host_id,
         )
         if begun.gate:
             await self.equip(deps, begun.workspace)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,13 +27,11 @@ from shellback.storage.tables import workers
 from shellback.work.hosts import hosts, placing, roster
 from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.placing import Offer
-from shellback.work.hosts.takeover import Takeover
 from shellback.work.queue.dbos_private import with_short_waits, without_lookups, without_polls
-from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.queues import APPLICATION, LOOK_S, WORKFLOW, queues_of
+from shellback.work.queue.queues import APPLICATION, EVERYWHERE, LOOK_S, WORKFLOW
 from shellback.work.turn.claims import RECOVERIES
 from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
-from shellback.work.worker.dispatch import Dispatch
+from shellback.work.worker.posts import Posts
 from shellback.work.worker.services import COUNT_S, HEARTBEAT_S, Service, every
 
 log = logging.getLogger(__name__)
@@ -88,10 +86,9 @@ class Worker:
     database: Database
     runner: TurnRunner
     sweep: Callable[[], Awaitable[object]]
-    takeover: Takeover
+    posts: Posts
     engine: Service
     cleanup: Callable[[], Awaitable[object]]
-    doorbell: Doorbell
     retain: Callable[[], Awaitable[object]]
     before: Sequence[Service] = ()
     """Started before any turn runs."""
@@ -99,8 +96,6 @@ class Worker:
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run beside the turns while the services run; they end by cancellation."""
     counted: Counted | None = None
-    linked: Callable[[], bool] = lambda: True
-    """Whether calls of tools reach its host; if not, it takes no new items."""
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when another process holds the executor id, or its host is gone; the caller must stop this worker."""
     why_fallen: str = field(init=False, default="")
@@ -114,7 +109,6 @@ class Worker:
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _registered: bool = field(init=False, default=False)
     _launched: bool = field(init=False, default=False)
-    _dispatch: Dispatch | None = field(init=False, default=None)
 
     async def start(self) -> None:
         """Connect to the supervisor, recover this executor's turns, and listen to the queues.
@@ -136,25 +130,22 @@ class Worker:
             return await self.runner.run(item)
 
         with_short_waits()
-        DBOS.listen_queues(())  # the dispatch listens to ours
-        slots = zip(queues_of(config.host_id), (config.turn_slots, config.wake_slots), strict=True)
-        taken = {} if config.version == roster.NO_TURNS else dict(slots)
-        self._dispatch = Dispatch(config.executor_id, self.doorbell, taken)
-        self._dispatch.prepare(dbos)
+        DBOS.listen_queues(())  # the posts listen to ours
+        self.posts.prepare(dbos)
         # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
         with without_polls():
             DBOS.launch()
         self._launched = True
         without_lookups(dbos, self.runner.first)
         await DBOS.set_latest_application_version_async(self.config.version)
-        await self._dispatch.start(dbos)
+        await self.posts.start(dbos)
         await self.cleanup()
         for service in self.beside:
             await service.start()
         self._running = [asyncio.create_task(run()) for run in self.loops]
         repeated: Sequence[tuple[float, str, Callable[[], Awaitable[object]], float]] = (
             (config.sweep_s, "sweep", partial(self._if_held, self.sweep), 0.5),
-            (LOOK_S, "takeover", partial(self._if_held, self.takeover.once), 0.5),
+            (LOOK_S, "takeover", partial(self._if_held, self.posts.look), 0.5),
             (CLEANUP_S, "log clean-up", self.cleanup, CLEANUP_S),
             (RETAIN_S, "retention", self.retain, RETAIN_FIRST_S),
             (COUNT_S, "count", self._count, COUNT_S),
@@ -173,8 +164,7 @@ class Worker:
         """
         beat = self._loops[-1:]
         await cancelled(self._loops[:-1])
-        if self._dispatch is not None:
-            await self._dispatch.stop()
+        await self.posts.stop()
         if self._launched:
             self._launched = False
             self.runner.leaving.set()
@@ -234,15 +224,14 @@ class Worker:
 
     async def _renew(self, begun: float) -> bool:
         """Renew the lease; whether the host drains and is empty."""
-        held, empty, older = await self.database.write(_heartbeat, self.config)
+        held, empty, newest = await self.database.write(_heartbeat, self.config, self.posts.host_ids)
         if not held:
             # Our row was pruned because the machine slept or its clock leapt, or it is another's.
             await self.database.write(_register, self.config)
         elif begun >= self._held_until and not self.config.elsewhere:
             # Others took us for gone; a copy of our state directory may have begun meanwhile.
             await self.database.write(_alone, self.config)
-        if self._dispatch is not None:
-            self._dispatch.take(new=not older and self.linked())
+        self.posts.take(newest, self.config.version)
         return empty
 
     def _patience_s(self, now: float) -> float | None:
@@ -352,7 +341,9 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
 
 
 def _heard_of(conn: sa.Connection, config: WorkerConfig) -> bool:
-    """Renew the lease of the host, if this is its machine; whether it drains."""
+    """Renew the lease of the host, if this is its machine; whether it drains. A worker of many ends with none."""
+    if config.host_id == EVERYWHERE:
+        return False
     return hosts.one(conn, config.host_id).draining if config.elsewhere else hosts.heard_of(conn, config.host_id)
 
 
@@ -368,26 +359,32 @@ def _alone(conn: sa.Connection, config: WorkerConfig) -> None:
         raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
 
 
-def _alive(conn: sa.Connection, host_id: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Workers of a host that are alive; a heartbeat far ahead was before the database's clock was set back."""
+def _alive(conn: sa.Connection, *host_ids: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Workers of hosts that are alive; a heartbeat far ahead was before the database's clock was set back."""
     its, now = workers.c, rows.clock(conn)
     alive = its.heartbeat_at.between(now - roster.LEASE_S, now + roster.LEASE_S)
-    return its.host_id == host_id, its.stopped_at.is_(None), alive
+    return its.host_id.in_(host_ids), its.stopped_at.is_(None), alive
 
 
-def _heartbeat(conn: sa.Connection, config: WorkerConfig) -> tuple[bool, bool, bool]:
-    """Whether the executor id is held, whether its host drains and is empty, and whether it has a newer version.
+def _heartbeat(
+    conn: sa.Connection, config: WorkerConfig, host_ids: Sequence[str] = ()
+) -> tuple[bool, bool, dict[str, str]]:
+    """Whether the executor id is held, whether its host drains and is empty, and the newest version of each host.
 
-    The newest version of a host is that of its living worker that started last.
+    That is the version of its living worker that started last.
     """
     # Our row first, as in `_register`, then the row that all workers of the host share.
-    now = {"heartbeat_at": rows.clock(conn), "offer": config.offer().to_json()}
+    offer = replace(config.offer(), hosts=host_ids if config.host_id == EVERYWHERE else ())
+    now = {"heartbeat_at": rows.clock(conn), "offer": offer.to_json()}
     held = rows.change_some(conn, workers, *_ours(config), **now)
     drains = _heard_of(conn, config)
-    run = *_alive(conn, config.host_id), workers.c.version != roster.NO_TURNS
-    newest = sa.select(workers.c.version).where(*run).order_by(workers.c.started_at.desc())
-    older = conn.execute(newest.limit(1)).scalar() not in {None, config.version}
-    return bool(held), drains and placing.empty(conn, config.host_id), older
+    its, newest = workers.c, dict[str, str]()
+    run = *_alive(conn, *host_ids, EVERYWHERE), its.version != roster.NO_TURNS
+    query = sa.select(its.host_id, its.version, its.offer).where(*run).order_by(its.started_at.desc())
+    for row in conn.execute(query):
+        for host_id in roster.hosts_of(row):
+            newest.setdefault(host_id, row.version)
+    return bool(held), drains and placing.empty(conn, config.host_id), newest
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:

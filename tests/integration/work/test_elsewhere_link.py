@@ -35,15 +35,18 @@ from shellback.storage.tables import conversations, turns
 from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates, lines, tools
 from shellback.work.elsewhere import link as linking
+from shellback.work.elsewhere import links as many
 from shellback.work.elsewhere.host import Carried, Listener, _Unanswered
 from shellback.work.elsewhere.lines import PROTOCOL, Fit
 from shellback.work.elsewhere.link import HostLink
+from shellback.work.elsewhere.links import HostLinks
 from shellback.work.elsewhere.tools import HostTools
 from shellback.work.errors import HostUnfit, HostUnreachable
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn import closing
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import HostLost
 from tests.execs import places, unstarted_engine
 from tests.items import HOST, Talk
 from tests.sessions import a_session
@@ -124,7 +127,7 @@ class Two:
         self.link = HostLink(db, HOST, self.away, FIT, patience_s=10.0)
         self.tools = HostTools(self.link, PARTS, enabled=True)
         self.item = Talk(db).send()
-        entry, _ = db.write_now(closing.enter, self.item, True, executor_id="w", wakes=Wakes(), host_id=HOST)
+        entry, _ = db.write_now(closing.enter, self.item, True, executor_id="w", wakes=Wakes(), hosts={HOST})
         assert entry.epoch is not None
         self.epoch = entry.epoch
 
@@ -141,7 +144,7 @@ class Two:
         self.db.write_now(members.join, text, certificate, certificates.fingerprint_of(certificate))
 
     def context(self, call: str = "t1", **more: Any) -> RunContext[Any]:
-        deps = SimpleNamespace(conversation_id="c1", turn_id=self.item.id, epoch=self.epoch)
+        deps = SimpleNamespace(conversation_id="c1", turn_id=self.item.id, epoch=self.epoch, host_id=HOST)
         calls = [ToolCallPart("execute", {}, tool_call_id=name) for name in ("t0", "t1")]
         nobody: Any = None
         whole: dict[str, Any] = {"deps": deps, "messages": [ModelResponse(calls, run_id="r1")], "tool_call_id": call}
@@ -222,7 +225,7 @@ async def test_a_call_has_its_origin_result_and_standing_on_the_host(two: Two) -
         "d" * 32,
         {"tool": "execute", "of": "c1", "command": "true"},
     )
-    deps: Any = SimpleNamespace(ground=None)
+    deps: Any = SimpleNamespace(ground=None, host_id=HOST)
     await two.tools.equip(deps, Workspace())
     assert isinstance(deps.ground, Described)
     await two.tools.equip(deps, Workspace("gone", "/gone"))
@@ -268,6 +271,56 @@ async def test_a_look_does_not_wait_for_a_host_that_does_not_answer(two: Two, mo
     assert await two.fresh(one) is not None, "the next look is told"
     await two.link.stop()
     assert await two.fresh(one) is None
+
+
+async def test_turns_that_wait_for_a_host_which_is_gone_are_handed_on_and_it_serves_again_when_it_is_back(
+    two: Two,
+) -> None:
+    told: list[str] = []
+    two.link.hands_on, two.link.patience_s = True, 0.2
+    two.link.reached, two.link.gone = lambda: told.append("reached"), lambda _why: told.append("gone")
+    call = two.call()
+    await two.has(1)
+    two.relay.break_("cut")
+    with pytest.raises(HostLost, match="has not answered for"):
+        await call
+    with pytest.raises(HostLost):
+        await two.call()
+    two.relay.heal()
+    await until(lambda: told == ["gone", "reached"])
+    two.desk.may_end.set()
+    assert (await two.call()).value == {"echo": {"command": "true"}}
+
+
+async def test_links_lead_to_the_hosts_that_this_machine_has_joined_and_end_with_their_trust(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "LOOK_S", 0.05)
+    told: list[str] = []
+
+    async def reached(link: HostLink) -> None:
+        told.append(f"reached {link.host_id}")
+
+    async def given_up(host_id: str) -> None:
+        told.append(f"given up {host_id}")
+
+    links = HostLinks(two.db, two.away, FIT, reached, given_up)
+    await links.start()
+    await until(lambda: told == [f"reached {HOST}"])
+    assert HOST in links
+    assert "other" not in links
+    assert (await links.of("c1")).host_id == HOST
+    with pytest.raises(HostLost, match="no connection to host other"):
+        links.at("other")
+    with pytest.raises(HostLost):
+        await links.of("nobody's")
+    two.desk.may_end.set()
+    carried = HostTools(links, PARTS, enabled=True)
+    assert (await carried.carry(two.context(), tool_named("execute"), {"command": "true"})).value
+    two.db.write_now(members.revoke, HOST, "away")
+    await until(lambda: told[1:] == [f"given up {HOST}"])
+    assert HOST not in links
+    await links.stop()
 
 
 async def test_readers_at_the_host_hear_of_events_at_once_and_of_many_together(two: Two) -> None:

@@ -125,7 +125,7 @@ class Bench:
         return item, entry.epoch
 
     def enter(self, item: WorkItem, host_id: str) -> claims.Entry:
-        return self.db.write_now(claims.enter, item, executor_id=f"{host_id}.w", wakes=Wakes(), host_id=host_id)
+        return self.db.write_now(claims.enter, item, executor_id=f"{host_id}.w", wakes=Wakes(), hosts={host_id})
 
     def session(self, number: int = 1, **changes: Any) -> SessionId:
         session = a_session(number, host_id=THERE, state=SessionState.RUNNING, **changes)

@@ -15,10 +15,12 @@ from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken, HostTaken
 from shellback.storage.tables import hosts as host_rows
 from shellback.storage.tables import workers
-from shellback.work.hosts import hosts, roster
+from shellback.work.hosts import hosts, placing, roster
+from shellback.work.queue.queues import EVERYWHERE
 from shellback.work.turn import claims
 from shellback.work.turn.claims import NameLost, Wakes
 from shellback.work.worker import worker as working
+from shellback.work.worker.posts import Post, Posts
 from shellback.work.worker.services import HEARTBEAT_S
 from shellback.work.worker.worker import Worker, WorkerConfig
 from tests.databases import at_once
@@ -85,7 +87,7 @@ def test_one_machine_has_the_id_of_a_host_whatever_its_workers_are_named(db: Dat
     copy = replace(here, executor_id="w3", boot_id="boot%/1", token="three")
     with pytest.raises(HostTaken, match=r"that of process \d+ on \S+, on another machine: give each machine"):
         db.write_now(working._register, copy)
-    assert db.write_now(working._heartbeat, here) == (True, False, False)
+    assert db.write_now(working._heartbeat, here) == (True, False, {})
     db.write_now(working._register, replace(copy, host_id="another"))
     for name in ("w", "w2"):
         let_the_lease_end(db, name)
@@ -142,7 +144,7 @@ async def test_new_items_are_for_the_newest_version_of_a_host_that_lives(
     db.write_now(working._register, FIRST)
     beating, taking = Beating(db, monkeypatch), Taking()
     dispatch: Any = taking
-    beating.worker._dispatch = dispatch
+    beating.post.dispatch = dispatch
     await beating.beats(5.0)
     db.write_now(working._register, replace(FIRST, executor_id="far", host_id="another", version="another"))
     await beating.beats(5.0)
@@ -160,19 +162,31 @@ async def test_new_items_are_for_the_newest_version_of_a_host_that_lives(
 def test_a_worker_elsewhere_renews_no_lease_of_its_host_and_keeps_its_machine_from_nothing(db: Database) -> None:
     away = replace(FIRST, executor_id="away", boot_id="far/1", elsewhere=True)
     db.write_now(working._register, away)
-    assert db.write_now(working._heartbeat, away) == (True, False, False)
+    assert db.write_now(working._heartbeat, away) == (True, False, {})
     assert db.read_now(hosts.one, HOST).silent_s is None, "nothing was heard of the host itself"
     db.write_now(working._register, FIRST)
     ago = sa.update(host_rows).values(heartbeat_at=host_rows.c.heartbeat_at - 100.0, draining_at=1.0)
     db.write_now(lambda conn: conn.execute(ago) and None)
-    assert db.write_now(working._heartbeat, away) == (True, True, False), "it drains with its host"
+    assert db.write_now(working._heartbeat, away) == (True, True, {}), "it drains with its host"
     assert (db.read_now(hosts.one, HOST).silent_s or 0.0) > 99.0
 
 
 def test_a_process_without_turns_has_no_version_that_items_wait_for(db: Database) -> None:
     db.write_now(working._register, FIRST)
     db.write_now(working._register, replace(FIRST, executor_id="host", version=roster.NO_TURNS))
-    assert db.write_now(working._heartbeat, FIRST) == (True, False, False)
+    assert db.write_now(working._heartbeat, FIRST, [HOST]) == (True, False, {HOST: FIRST.version})
+
+
+def test_the_newest_version_of_a_host_may_be_that_of_a_worker_of_many(db: Database) -> None:
+    db.write_now(working._register, FIRST)
+    many = replace(FIRST, executor_id="*.w", host_id=EVERYWHERE, elsewhere=True, version="newer", boot_id="far/1")
+    db.write_now(working._register, many)
+    found = db.write_now(working._heartbeat, many, [HOST, "other"])
+    assert found == (True, False, {HOST: "newer", "other": "newer"})
+    assert db.write_now(working._heartbeat, FIRST, [HOST])[2][HOST] == "newer"
+    assert db.read_now(placing.rooms)[0].offer.slots == 0, "those of the newest version"
+    (served,) = [one.serves for one in db.read_now(roster.look, HOST, everywhere=False) if one.elsewhere]
+    assert served == [HOST, "other"]
 
 
 def test_of_two_machines_with_the_id_of_a_host_that_start_at_once_one_is_refused(db: Database) -> None:
@@ -195,7 +209,7 @@ def test_a_late_write_of_a_worker_that_lost_its_name_is_refused(db: Database) ->
     db.write_now(working._register, FIRST)
     let_the_lease_end(db)
     db.write_now(working._register, SECOND)
-    assert db.write_now(working._heartbeat, FIRST) == (False, False, False)
+    assert db.write_now(working._heartbeat, FIRST) == (False, False, {})
     with pytest.raises(ExecutorTaken):
         db.write_now(working._register, FIRST)
     db.write_now(working._unregister, FIRST)
@@ -209,7 +223,7 @@ def successor(db: Database, patch: pytest.MonkeyPatch) -> Worker:
     """A worker of the same name that looks often whether the lease is renewed."""
     nobody: Any = None
     patch.setattr(working, "RENEWAL_LOOK_S", 0.01)
-    return Worker(SECOND, db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
+    return Worker(SECOND, db, nobody, nobody, nobody, nobody, nobody, nobody)
 
 
 async def waiting(db: Database, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> asyncio.Task[None]:
@@ -238,7 +252,7 @@ async def test_a_start_is_refused_when_the_holder_of_its_name_renews_the_lease(
     db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = await waiting(db, monkeypatch, caplog)
-    assert db.write_now(working._heartbeat, FIRST) == (True, False, False)
+    assert db.write_now(working._heartbeat, FIRST) == (True, False, {})
     async with asyncio.timeout(30):
         with pytest.raises(ExecutorTaken):
             await start
@@ -252,7 +266,9 @@ class Beating:
         nobody: Any = None
         self.now = 100.0
         patch.setattr(working, "_uptime", lambda: self.now)
-        self.worker = Worker(FIRST, db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
+        self.post, posts = Post(HOST, nobody, nobody), Posts("w", ())
+        posts.add(self.post)
+        self.worker = Worker(FIRST, db, nobody, nobody, posts, nobody, nobody, nobody)
         self.worker._renewed(self.now)
 
     async def beats(self, after_s: float) -> bool:

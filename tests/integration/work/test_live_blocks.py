@@ -56,7 +56,7 @@ class Scene:
         self.engine = engine
         self.home = home
         self.db = database
-        self.live = LiveBlocks(engine.host_id, 300.0, partial(fresh_of, engine.output))
+        self.live = LiveBlocks(300.0, partial(fresh_of, engine.output))
         self.history: list[ModelMessage] = []
         self.letters: dict[int, list[Letter]] = {}
         self.gate = True
@@ -106,7 +106,9 @@ class Scene:
             return await done if asyncio.iscoroutine(done) else done
 
         said = parts(self.history)
-        result = await agent.run(text, deps=turn_deps(gate=self.gate), message_history=self.history)
+        result = await agent.run(
+            text, deps=turn_deps(gate=self.gate, host_id=self.engine.host_id), message_history=self.history
+        )
         kept = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
         now = parts(kept)
         assert now[: len(said)] == said, "what was said before is not what it was"

@@ -41,7 +41,7 @@ def test_a_message_is_heard_by_the_turn_of_its_item(talk: Talk) -> None:
 
 
 def begun(talk: Talk, item: WorkItem, *, gate: bool = True, shows: bool = False) -> Begun:
-    def some(_conn: sa.Connection, _conversation_id: str) -> bool:
+    def some(_conn: sa.Connection, _conversation_id: str, _host_id: str) -> bool:
         return shows
 
     return talk.begin(item, gate, some)

@@ -324,9 +324,9 @@ def test_the_worker_of_a_host_that_drains_ends_when_nothing_there_needs_it(town:
             town.db.write_now(_asked, "idle")
         case _:
             pass
-    assert town.db.write_now(working._heartbeat, config) == (True, False, False), "it does not drain"
+    assert town.db.write_now(working._heartbeat, config) == (True, False, {}), "it does not drain"
     town.drain("a")
-    assert town.db.write_now(working._heartbeat, config) == (True, what == "nothing", False)
+    assert town.db.write_now(working._heartbeat, config) == (True, what == "nothing", {})
 
 
 def _asked(conn: sa.Connection, name: str) -> None:

@@ -38,6 +38,7 @@ from shellback.work.queue.queues import DbosEnqueuer
 from shellback.work.turn import claims, closing, looks
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing
+from shellback.work.worker.posts import Posts
 from shellback.work.worker.retention import DAY_S, Ages, Retention
 from shellback.work.worker.worker import Worker, WorkerConfig
 from tests.items import PROPOSED, unrung
@@ -420,7 +421,7 @@ async def test_a_message_to_a_conversation_that_is_pruned_at_that_moment_makes_i
 async def test_a_worker_that_was_pruned_while_its_machine_slept_is_there_again(world: World) -> None:
     nobody: Any = None
     config = WorkerConfig(executor_id="w1", host_id=HOST, boot_id="b", system_database_url="")
-    worker = Worker(config, world.db, nobody, nobody, nobody, nobody, nobody, nobody, nobody)
+    worker = Worker(config, world.db, nobody, nobody, Posts("w1", ()), nobody, nobody, nobody)
     await worker._beat()  # pyright: ignore[reportPrivateUsage]
     world.age(100)
     assert (await world.prunes().once())["workers"] == 1
@@ -442,7 +443,7 @@ async def test_no_turn_runs_before_what_has_to_hold_for_it(world: World) -> None
 
     nobody: Any = None
     config = WorkerConfig(executor_id="w1", host_id=HOST, boot_id="b", system_database_url="")
-    worker = Worker(config, world.db, nobody, nobody, nobody, Engine(), nobody, nobody, nobody, before=[Cannot()])
+    worker = Worker(config, world.db, nobody, nobody, nobody, Engine(), nobody, nobody, before=[Cannot()])
     # Without a runner, all that follows would fail.
     with pytest.raises(OSError, match="no room"):
         await worker.start()

@@ -9,13 +9,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from shellback.storage.db import Database
-from shellback.work.queue.bells import Bell
+from shellback.work.queue.bells import Bell, Slots
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.worker.dispatch import Dispatch
 
@@ -28,9 +26,9 @@ AT_ONCE_S = 0.0
 class Polls:
     """The thread of a queue: at each poll it takes `wanted` items, as far as slots are free."""
 
-    def __init__(self, slots: int, others: Callable[[], None] = lambda: None) -> None:
-        self.slots = slots
-        self.bell = Bell(slots, asyncio.get_running_loop(), others)
+    def __init__(self, slots: int | Slots, others: Callable[[], None] = lambda: None) -> None:
+        self.slots = Slots(slots) if isinstance(slots, int) else slots
+        self.bell = Bell(self.slots, asyncio.get_running_loop(), others)
         self.running = 0
 
     async def wait(self, timeout_s: float = LONG_S) -> bool:
@@ -38,7 +36,7 @@ class Polls:
             return await asyncio.to_thread(self.bell.wait, timeout_s)
 
     def take(self, wanted: int) -> int:
-        taken = min(wanted, self.slots - self.running)
+        taken = min(wanted, self.slots.number - self.slots.running)
         for _ in range(taken):
             self.running += 1
             self.bell.began()
@@ -81,6 +79,43 @@ async def test_items_that_found_no_slot_are_taken_as_soon_as_turns_end() -> None
         await waiting
         items -= polls.take(items)
         polls.end(polls.running)
+
+
+async def test_queues_that_share_slots_fill_them_together_and_each_hears_of_a_free_one() -> None:
+    slots = Slots(3)
+    one, other = Polls(slots), Polls(slots)
+    one.bell.ring()
+    await one.wait()
+    assert one.take(2) == 2
+    polling = asyncio.create_task(other.wait())
+    other.bell.ring()
+    await asyncio.sleep(0.05)
+    assert not polling.done(), "one of them polls at a time"
+    resting = asyncio.create_task(one.wait())
+    assert await polling is False
+    assert other.take(2) == 1
+    assert not one.bell.hear(), "no slot is free"
+    waiting = asyncio.create_task(other.wait())
+    one.end()
+    assert await waiting is False, "of a slot that the other queue had"
+    other.bell.rest()
+    assert await resting is False, "for the ring that it heard"
+    assert slots.running == 2
+
+
+async def test_a_queue_that_leaves_shares_no_slots_and_its_turns_count_on() -> None:
+    slots = Slots(1)
+    one, other = Polls(slots), Polls(slots)
+    one.bell.ring()
+    await one.wait()
+    one.take(1)
+    one.bell.stop()
+    one.bell.rest()
+    one.bell.leave()
+    assert not other.bell.hear()
+    waiting = asyncio.create_task(other.wait())
+    one.end()
+    assert await waiting is False
 
 
 async def test_a_turn_that_ends_while_slots_were_free_causes_no_poll() -> None:
@@ -217,9 +252,8 @@ async def test_a_worker_that_stops_has_another_one_rung_for_what_it_did_not_answ
     sqlite: Database, tmp_path: Path, heard: asyncio.Queue[str]
 ) -> None:
     stopping, other = Doorbell(tmp_path, "h", sqlite), Doorbell(tmp_path, "h", sqlite)
-    dispatch = Dispatch("w0", stopping, {"turns.h": 1})
-    nobody: Any = SimpleNamespace()
-    dispatch.prepare(nobody)
+    dispatch = Dispatch("w0", stopping, {"turns.h": Slots(1)})
+    dispatch.prepare()
     await stopping.listen("w0", {"turns.h": lambda: None})
     await other.listen("w1", {"turns.h": _noting(heard, "w1")})
     await dispatch.stop()
