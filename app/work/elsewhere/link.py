@@ -184,7 +184,10 @@ class HostLink:
 
     def _give_up(self, failure: HostUnfit | HostUnreachable) -> None:
         if self._failure is None:
-            log.error("%s: %s", "its turns are handed on" if self.hands_on else "this worker ends", failure)
+            if self.hands_on:
+                log.error("turns are handed on until their host answers again: %s", failure)
+            else:
+                log.error("this worker ends: %s", failure)
             self._failure = failure
             self._tell()
             self.gone(str(failure))
