@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
@@ -31,6 +31,7 @@ from shellback.storage import rules
 from shellback.storage.rules import Saved
 from shellback.work.hosts import roster
 from shellback.work.hosts.loads import loads
+from shellback.work.hosts.roster import Employed
 from shellback.work.queue import costs, standing
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Records:
         def read(conn: sa.Connection, host_id: str) -> list[Table]:
             found, carried = standing.backlog(conn), loads(conn, host_id)
             names = {one.host_id: one.name for one in carried}
-            workers: Columns = {**_WORKERS, "host": lambda one: names.get(one.host_id, one.host_id)}
+            workers: Columns = {**_WORKERS, "host": lambda one: _hosts_of(one, names)}
             return [
                 table_of("Waiting", found.waiting, _WAITING, "Nothing waits."),
                 table_of("Running", found.running, _RUNNING, "No turn runs."),
@@ -202,3 +203,7 @@ _WORKERS: Final[Columns] = {
     "begun": lambda one: ago(one.started_at),
     "last heartbeat": lambda one: ago(one.heartbeat_at),
 }
+
+
+def _hosts_of(worker: Employed, names: Mapping[str, str]) -> str:
+    return ", ".join(names.get(one, one) for one in worker.serves) or worker.host_id

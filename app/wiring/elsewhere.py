@@ -41,8 +41,11 @@ def place_elsewhere(own: Place, host_id: str) -> Place:
     from shellback.storage.host import ensure_home
     from shellback.work.queue.queues import EVERYWHERE
 
-    name = own.settings.worker_name or f"elsewhere-{own.host_id[:8]}"
-    home = ensure_home(own.home / "elsewhere" / ("all" if host_id == EVERYWHERE else host_id))
+    name, home = own.settings.worker_name or f"elsewhere-{own.host_id[:8]}", host_id
+    if host_id == EVERYWHERE:
+        # Such workers of all machines share one set of names.
+        name, home = f"{own.settings.worker_name or 'elsewhere'}-{own.host_id[:8]}", "all"
+    home = ensure_home(own.home / "elsewhere" / home)
     return Place(own.settings.model_copy(update={"shellback_home": home, "worker_name": name}), own.database, host_id)
 
 

@@ -196,6 +196,14 @@ def test_the_question_for_the_newest_version_is_a_method_that_can_be_replaced() 
     assert "self._is_latest_version(" in inspect.getsource(SystemDatabase.start_queued_workflows), said
 
 
+def test_the_bound_of_a_queue_is_read_anew_for_each_poll() -> None:
+    used_for = "with_own_slots, without which a worker has as many turns as another one of its host may have"
+    said = gone("SystemDatabase.get_queue or Queue._worker_concurrency", "dbos", DBOS, used_for)
+    assert callable(vars(SystemDatabase).get("get_queue")), said
+    assert "dbos._sys_db.get_queue(queue.name)" in inspect.getsource(queue_worker_thread), said
+    assert "queue._worker_concurrency" in inspect.getsource(SystemDatabase.start_queued_workflows), said
+
+
 def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/queue.db"
     schema.migrate(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import os
 import random
 import socket
@@ -18,8 +19,9 @@ MOST: Final = 255
 
 
 def prefix(name: str) -> str:
-    """How the file names of the sockets begin at which `name` is heard."""
-    return f"{name.partition('.')[0]}."
+    """How the file names of the sockets begin at which `name` is heard; of `turns.HOST` with a digest of the host."""
+    kind, _, rest = name.partition(".")
+    return f"{kind}.{hashlib.sha256(rest.encode()).hexdigest()[:8]}." if rest else f"{kind}."
 
 
 def knock(directory: Path, name: str = "") -> bool:

@@ -25,7 +25,7 @@ from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.tools.tool import Part, Result
 from shellback.storage.errors import StaleTurn
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
 ALIVE_S: Final = 10.0

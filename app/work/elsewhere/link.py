@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S: Final = 60.0
-"""After this time without its host a worker ends, so that its turns wait for one that has it."""
+"""After this time without its host turns are for another worker, which may reach it."""
 RETRY_S: Final = 1.0
 CONNECT_S: Final = 10.0
 _UNTRUSTED: Final = "one of the two does not trust the other's certificate, see `shellback hosts members` there"
@@ -130,7 +130,7 @@ class HostLink:
         while True:
             await self._events.wait()
             self._events.clear()
-            with contextlib.suppress(RuntimeError):  # they look now and then by themselves
+            with contextlib.suppress(RuntimeError, HostLost):  # they look now and then by themselves
                 await self.ask("noted")
 
     async def ask(self, do: str, **facts: Any) -> Any:
@@ -173,16 +173,17 @@ class HostLink:
                 told = True
                 silent_s = time.monotonic() - self._gone_at
                 if isinstance(why, HostUnfit):
-                    self._give_up(why)
+                    self.give_up(why)
                 elif silent_s > self.patience_s:
                     said = f"host {self.host_id[:12]} has not answered for {silent_s:.0f} s: {why}"
-                    self._give_up(HostUnreachable(said))
+                    self.give_up(HostUnreachable(said))
                 await asyncio.sleep(RETRY_S)
         finally:
             if self._writer is not None:
                 self._lost(self._writer)
 
-    def _give_up(self, failure: HostUnfit | HostUnreachable) -> None:
+    def give_up(self, failure: HostUnfit | HostUnreachable) -> None:
+        """Tell that no request will be answered here until the host answers again."""
         if self._failure is None:
             if self.hands_on:
                 log.error("turns are handed on until their host answers again: %s", failure)

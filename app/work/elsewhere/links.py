@@ -20,6 +20,7 @@ from shellback.storage.tables import conversations
 from shellback.work.elsewhere import certificates
 from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.elsewhere.link import HostLink
+from shellback.work.errors import HostUnreachable
 from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,14 @@ class HostLinks:
     reached: Callable[[HostLink], Awaitable[object]]
     given_up: Callable[[str], Awaitable[object]]
     _links: dict[str, HostLink] = field(init=False, default_factory=dict[str, HostLink])
+    _left: set[str] = field(init=False, default_factory=set[str])
+    """Hosts that trusted this machine before: their items may still be on the way here."""
     _changes: asyncio.Queue[Callable[[], Awaitable[object]]] = field(init=False, default_factory=asyncio.Queue)
     _tasks: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
 
     def __contains__(self, host_id: object) -> bool:
-        """Whether this machine has joined a host, which may be away."""
-        return host_id in self._links
+        """Whether this machine has joined a host, which may be away, or had joined it."""
+        return host_id in self._links or host_id in self._left
 
     def __iter__(self) -> Iterator[HostLink]:
         return iter(tuple(self._links.values()))
@@ -99,7 +102,7 @@ class HostLinks:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
-            except StorageError as error:  # connections stay
+            except (StorageError, OSError) as error:  # connections stay
                 log.info("which hosts trust this machine was not looked up: %s", error)
                 await self.database.pause(LOOK_S, since=began)
 
@@ -113,9 +116,13 @@ class HostLinks:
             self._links[host_id] = link
             link.begin()
         for host_id in self._links.keys() - found:
-            log.warning("host %s trusts this machine no more", host_id[:12])
-            await self._links.pop(host_id).stop()
-            self._note_gone(host_id)
+            link = self._links.pop(host_id)
+            self._left.add(host_id)
+            link.give_up(HostUnreachable(f"host {host_id[:12]} trusts this machine no more"))
+            await link.stop()
+        for link in self:
+            if link.connected:  # once more, in case it could not be done before
+                self._changes.put_nowait(partial(self.reached, link))
 
     def _note_gone(self, host_id: str, _why: str = "") -> None:
         self._changes.put_nowait(partial(self.given_up, host_id))

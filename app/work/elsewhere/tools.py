@@ -16,6 +16,7 @@ from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.shell.workspaces.ground import Described
 from shellback.exec.tools.tool import ExecTool, Part, Result
 from shellback.exec.tools.toolset import Tools
+from shellback.storage.errors import StorageError
 from shellback.work.elsewhere import lines
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.queue.mailbox import Workspace
@@ -88,7 +89,7 @@ class HostTools(Tools):
 
     async def closed(self, conversation_id: str) -> None:
         """Have the host end what the finished turns of a conversation have left; else its next sweep does it."""
-        with contextlib.suppress(RuntimeError, HostLost):
+        with contextlib.suppress(RuntimeError, StorageError, HostLost):
             await (await self._links.of(conversation_id)).ask("closed", conversation=conversation_id)
 
 

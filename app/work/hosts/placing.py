@@ -153,9 +153,10 @@ def rooms(conn: sa.Connection) -> list[Room]:
     newest, slots = dict[str, str](), Counter[str]()
     for row in conn.execute(query):
         offer = Offer.from_json(row.offer)
-        for host_id in roster.hosts_of(row) if row.version != roster.NO_TURNS else ():
+        served = roster.hosts_of(row) if row.version != roster.NO_TURNS else []
+        for host_id in served:
             if row.version == newest.setdefault(host_id, row.version):
-                slots[host_id] += offer.slots
+                slots[host_id] += max(1, offer.slots // len(served)) if offer.slots else 0
         # The last one that started there has the newest settings.
         if row.host_id not in found and not row.elsewhere:
             found[row.host_id] = Room(

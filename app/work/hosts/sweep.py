@@ -28,13 +28,14 @@ from shellback.storage.tables import approvals as approval_rows
 from shellback.storage.tables import conversations, events, hosts, mailbox, sessions, turns, watches, workers
 from shellback.work.approvals import approvals
 from shellback.work.errors import ApprovalSettled
+from shellback.work.hosts import roster
 from shellback.work.hosts.clock import since_boot
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import dead_letters, stream
 from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import ItemType
 from shellback.work.queue.mailbox import NOWHERE
-from shellback.work.queue.queues import EVERYWHERE, Enqueuer, queues_of
+from shellback.work.queue.queues import Enqueuer, queues_of
 from shellback.work.turn import claims
 from shellback.work.turn.lifetimes import LATE_S
 from shellback.work.turn.watching import TurnWatch
@@ -50,8 +51,8 @@ HEARTBEAT_DEAD_S: Final = 30.0
 BATCH: Final = 200
 WAITING: Final = frozenset({"ENQUEUED", "DELAYED", "PENDING"})
 
-Alive = dict[tuple[str | None, str | None], str]
-"""Hosts of living workers, each by its executor id and version."""
+Alive = dict[tuple[str | None, str | None], list[str]]
+"""The hosts whose turns living workers run, each by its executor id and version."""
 
 
 Repair = tuple[Set[str], Callable[[], Awaitable[object]]]
@@ -214,8 +215,7 @@ class Sweep:
         if status.status == "PENDING":
             # On SQLite a host has one worker, so none takes over from it.
             ours = self.database.dialect != "sqlite" and status.queue_name in queues_of(self.host_id)
-            theirs = {self.host_id, EVERYWHERE} if ours else set[str]()
-            versions = {version for (_, version), host_id in alive.items() if host_id in theirs}
+            versions = {version for (_, version), serves in alive.items() if ours and self.host_id in serves}
             return (status.executor_id, status.app_version) in alive or status.app_version in versions
         return status.status in WAITING and (status.app_version is None or status.app_version in versions)
 
@@ -258,12 +258,12 @@ def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
 
 def _alive(conn: sa.Connection) -> Alive:
     now = rows.now(conn)
-    query = sa.select(workers.c.executor_id, workers.c.version, workers.c.host_id).where(
+    query = sa.select(workers).where(
         workers.c.stopped_at.is_(None),
         # A time further ahead was written before the clock was set back; a living worker updates it soon.
         workers.c.heartbeat_at.between(now - HEARTBEAT_DEAD_S, now + HEARTBEAT_DEAD_S),
     )
-    return {(row.executor_id, row.version): row.host_id for row in conn.execute(query)}
+    return {(row.executor_id, row.version): roster.hosts_of(row) for row in conn.execute(query)}
 
 
 _OVER: Final = {

@@ -71,7 +71,7 @@ class Takeover:
         for queue in [queue for queue, status in found if status == "ENQUEUED"]:
             await asyncio.to_thread(self.ring, self.host_id, queue)
         if "PENDING" in statuses:
-            await self._hand_on_what_was_dropped()
+            await self.hand_on()
         if self.database.dialect == "sqlite" or not statuses:
             return
         known = await self.database.read(self._known)
@@ -86,7 +86,8 @@ class Takeover:
             if taken:
                 log.warning("%s: %d turns taken over: %s", why, len(taken), ", ".join(taken))
 
-    async def _hand_on_what_was_dropped(self) -> None:
+    async def hand_on(self) -> None:
+        """Put our own turns that nobody executes back on the queue; other workers are left alone."""
         pending = await asyncio.to_thread(self._pending, self.me[0])
         idle = [item for item in pending if item.app_version == self.me[1] and item.workflow_id not in self.running]
         # A turn must be idle in two looks: in one, DBOS may not have recorded its begin or end yet.
@@ -140,7 +141,8 @@ class Takeover:
         # This lock keeps out other takeovers, and the worker itself, which writes this row when it beats or restarts.
         rows.lock_row(conn, workers, executor_id)
         known = self._known(conn)
-        versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self.me[1]}
+        living = [worker for worker in known.values() if worker.state == "alive" and self.host_id in worker.serves]
+        versions = {worker.version for worker in living} | {self.me[1]}
         why, by_queue = "", dict[str, list[str]]()
         for item in self._pending(executor_id):
             reason = self._orphaned(item, known)

@@ -114,7 +114,7 @@ class Bell:
     def ended(self) -> None:
         """A slot is free, for an item that may wait, of any of the queues."""
         self.slots.running -= 1
-        for bell in self.slots.bells:
+        for bell in tuple(self.slots.bells):
             bell.freed()
 
     def freed(self) -> None:

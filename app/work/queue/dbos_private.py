@@ -133,6 +133,23 @@ def with_own_versions(dbos: DBOS, newest: Callable[[], bool]) -> None:
     vars(database)["_is_latest_version"] = is_newest
 
 
+def with_own_slots(dbos: DBOS, bells: Mapping[str, Bell]) -> None:
+    """Bound the turns of each queue by the slots of its bell in `bells`; after the launch of `dbos`.
+
+    The bound in the queue's row is that of the worker which registered it last, maybe on another machine.
+    """
+    database = vars(type(dbos))["_sys_db"].fget(dbos)
+    get: Callable[[str], Queue | None] = database.get_queue
+
+    def got(name: str) -> Queue | None:
+        queue, bell = get(name), bells.get(name)
+        if queue is not None and bell is not None:
+            vars(queue)["_worker_concurrency"] = bell.slots.number
+        return queue
+
+    vars(database)["get_queue"] = got
+
+
 def with_short_waits() -> None:
     """Have DBOS repeat what the database refused after at most `LONGEST_S`, in this process.
 

@@ -165,7 +165,7 @@ class Doorbell:
 
         It never raises, and blocks for at most one statement on Postgres. What is no queue is told to all who listen.
         """
-        if host_id == self._host_id:
+        if self._host_id in {host_id, EVERYWHERE}:
             one = not every and queue in queues_of(host_id)
             if knock_one(self._directory, queue) if one else self.ring_here(queue):
                 return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shellback.work.hosts.takeover import Takeover
 from shellback.work.queue.bells import Bell, Slots
-from shellback.work.queue.dbos_private import count_turns, with_own_versions
+from shellback.work.queue.dbos_private import count_turns, with_own_slots, with_own_versions
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.queues import queues_of
 from shellback.work.worker.dispatch import Dispatch
@@ -37,15 +38,17 @@ class Posts:
 
     def __init__(self, executor_id: str, slots: Sequence[int]) -> None:
         self._executor_id = executor_id
-        self._slots = [Slots(number) for number in slots]
+        self._numbers = slots
+        self._slots: list[Slots] = []
         self._all: dict[str, Post] = {}
+        self._changing = asyncio.Lock()
         self._bells: dict[str, Bell] = {}
         self._dbos: DBOS | None = None
 
     @property
     def host_ids(self) -> list[str]:
-        """The hosts whose items are taken now, or will be."""
-        return [post.host_id for post in self._all.values() if post.reached()]
+        """The hosts whose turns run here. One that is not reached for a moment is among them."""
+        return [post.host_id for post in self._all.values() if post.dispatch is not None]
 
     def add(self, post: Post) -> None:
         """Take the items of a host from the start on."""
@@ -53,6 +56,7 @@ class Posts:
 
     def prepare(self, dbos: DBOS) -> None:
         """Count turns from now on; before the launch of `dbos`, which resumes turns."""
+        self._slots = [Slots(number) for number in self._numbers]
         for post in self._all.values():
             self._man(post)
         count_turns(dbos, self._bells)
@@ -60,28 +64,42 @@ class Posts:
     async def start(self, dbos: DBOS) -> None:
         """Take items from now on; after the launch of `dbos`."""
         with_own_versions(dbos, Dispatch.polls_for_new)
-        self._dbos = dbos
-        for post in tuple(self._all.values()):
-            await (post.dispatch or self._man(post)).start(dbos)
+        with_own_slots(dbos, self._bells)
+        async with self._changing:
+            self._dbos = dbos
+            for post in tuple(self._all.values()):
+                await (post.dispatch or self._man(post)).start(dbos)
 
     async def open(self, post: Post) -> None:
         """Take the items of a host, too; its post may have been closed before. Nothing if it is open."""
-        before = self._all.get(post.host_id)
-        if before is None or before.dispatch is None:
+        async with self._changing:
+            before = self._all.get(post.host_id)
+            if before is not None and before.dispatch is not None:
+                return
             self._all[post.host_id] = post
-            if self._dbos is not None:
+            if self._dbos is None:
+                return
+            try:
                 await self._man(post).start(self._dbos)
+            except BaseException:
+                await self._leave(post)
+                raise
 
     async def close(self, host_id: str) -> None:
-        """Take no more items of a host. What it leaves is handed on."""
-        if (post := self._all.get(host_id)) is not None and post.dispatch is not None:
-            dispatch, post.dispatch = post.dispatch, None
-            await dispatch.stop()
+        """Take no more items of a host. What runs goes on, and what was dropped is handed on."""
+        async with self._changing:
+            if self._dbos is None:
+                self._all.pop(host_id, None)
+            elif (post := self._all.get(host_id)) is not None:
+                await self._leave(post)
 
     async def look(self) -> None:
-        """Hand on turns that nobody executes, of each host."""
-        for post in tuple(self._all.values()):
-            await post.takeover.once()
+        """Hand on turns that nobody executes, of each host; raises what went wrong with one when all are done."""
+        posts = tuple(self._all.values())
+        looks = (post.takeover.once() if post.dispatch is not None else post.takeover.hand_on() for post in posts)
+        for failure in await asyncio.gather(*looks, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     def take(self, newest: Mapping[str, str], version: str) -> None:
         """New items of a host are for its `newest` version."""
@@ -91,9 +109,14 @@ class Posts:
 
     async def stop(self) -> None:
         """Take no more items; turns that run go on."""
-        self._dbos = None
-        for host_id in tuple(self._all):
-            await self.close(host_id)
+        async with self._changing:
+            self._dbos = None
+            await asyncio.gather(*map(self._leave, self._all.values()))
+
+    async def _leave(self, post: Post) -> None:
+        if post.dispatch is not None:
+            dispatch, post.dispatch = post.dispatch, None
+            await dispatch.stop()
 
     def _man(self, post: Post) -> Dispatch:
         slots = dict(zip(queues_of(post.host_id), self._slots, strict=True)) if self._slots else {}
