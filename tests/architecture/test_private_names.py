@@ -15,6 +15,7 @@ import dbos
 import pytest
 import sqlalchemy as sa
 from dbos import WorkflowStatusString
+from dbos._queue import queue_worker_thread
 from dbos._sys_db import SystemDatabase
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability, LocalWorkspace

@@ -190,7 +190,7 @@ class Doorbell:
 
     async def read(self, reader: str, ring: Ring, name: str = EVENTS) -> None:
         """Call `ring` whenever a process of this host rings `name`, until `close`; by default, if it added events."""
-        self._answer_at(_listener(self._directory, name, reader, once=True), ring)
+        self._answer_at(name, _listener(self._directory, name, reader, once=True), ring)
 
     async def listen(self, executor_id: str, bells: Bells, *, once: bool = False) -> None:
         """Call `bells[queue]` at each ring, until `close`; `executor_id` is of this worker.
@@ -198,23 +198,23 @@ class Doorbell:
         With `once` nobody will listen under this id again, so a ring removes what a crash has left of it.
         """
         for queue, ring in bells.items():
-            self._answer_at(_listener(self._directory, queue, executor_id, once=once), ring)
+            self._answer_at(queue, _listener(self._directory, queue, executor_id, once=once), ring)
         if self._database.dialect != "sqlite":
             self._bells = bells
             self._notifications.ring(bells)
 
-    def _answer_at(self, listener: socket.socket, ring: Ring) -> None:
+    def _answer_at(self, name: str, listener: socket.socket, ring: Ring) -> None:
         self._sockets.append(listener)
-        asyncio.get_running_loop().add_reader(listener, self._answer, listener, ring)
+        asyncio.get_running_loop().add_reader(listener, self._answer, name, listener, ring)
 
-    def _answer(self, listener: socket.socket, ring: Ring) -> None:
+    def _answer(self, name: str, listener: socket.socket, ring: Ring) -> None:
         others: list[int] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 others += listener.recv(1)
         if others and ring() is False and any(others):
-            name = Path(listener.getsockname()).name
-            knock_one(self._directory, name, behind=name, others=max(others) - 1)
+            ours = Path(listener.getsockname()).name
+            knock_one(self._directory, name, behind=ours, others=max(others) - 1)
 
     async def close(self) -> None:
         """Answer no more."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shellback.exec.wire.bells import prefix
 from shellback.storage.db import Database
 from shellback.work.queue.bells import Bell, Slots
 from shellback.work.queue.doorbell import Doorbell
@@ -183,7 +184,7 @@ async def test_a_ring_goes_on_to_the_next_worker_until_one_has_use_for_it_or_eac
 
     for worker, doorbell in zip(workers, doorbells, strict=True):
         await doorbell.listen(worker, {"turns.h": hears(worker)})
-    left = next((tmp_path / "bells").iterdir()).with_name("turns.0")
+    left = next((tmp_path / "bells").iterdir()).with_name(f"{prefix('turns.h')}0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
         dead.bind(str(left))
     for wanted in (set[str](), {"w1"}, {"w0", "w4"}):
