@@ -92,9 +92,8 @@ class Bell:
         self._told = self._polled
         if not self._items_wait or not self.slots.free:
             self._rung.wait(timeout)
-        if not self._stopped:
-            self.slots.polls.acquire()
-            self._polls = True
+        while not self._stopped and not self._polls:
+            self._polls = self.slots.polls.acquire(timeout=_SETTLE_S)
         self._rung.clear()
         self._polled = self._rings
         self._before, self._begun = self.slots.running, 0
