@@ -25,6 +25,8 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 TMP: Final = ".tmp"
 EXEC: Final = "exec"
 LINK_S: Final = 0.02
+_IGNORED: Final = ".gitignore"
+_ALL: Final = b"*\n"
 
 
 class LogLinks:
@@ -144,7 +146,15 @@ def _opened(parent: int, name: str) -> int:
 
 
 def _ignore_all(directory: int) -> None:
+    """Have git ignore the directory. A command may ask git at any moment, so the file comes with its content."""
     with contextlib.suppress(FileExistsError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with closing(os.open(".gitignore", flags, 0o644, dir_fd=directory)) as fd:
-            os.write(fd, b"*\n")
+        try:
+            with closing(os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o644, dir_fd=directory)) as fd:
+                os.write(fd, _ALL)
+                os.link(f"/proc/self/fd/{fd}", _IGNORED, dst_dir_fd=directory)  # open(2), O_TMPFILE
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without it
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with closing(os.open(_IGNORED, flags, 0o644, dir_fd=directory)) as fd:
+                os.write(fd, _ALL)

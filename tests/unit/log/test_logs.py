@@ -354,6 +354,21 @@ def test_a_planted_symlink_is_not_followed(
     assert "no link to the log of session x1" in caplog.text
 
 
+def test_git_ignores_the_links_from_the_first_moment_on(
+    links: LogLinks, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, there = os.write, list[bool]()
+
+    def written(fd: int, data: bytes) -> int:
+        there.append((workspace / ".tmp/.gitignore").exists())
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", written)
+    links.add("s1", separate_stderr=False)
+    assert there == [False], "the file comes with its content"
+    assert (workspace / ".tmp/.gitignore").read_text() == "*\n"
+
+
 def test_a_planted_gitignore_is_left_as_it_is(links: LogLinks, workspace: Path) -> None:
     precious = workspace.parent / "precious"
     precious.write_text("precious")
