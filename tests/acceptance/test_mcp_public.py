@@ -80,6 +80,7 @@ def checks(words: list[str], url: str, scenario: str, out: Path) -> dict[str, st
     return worst
 
 
+@pytest.mark.timeout(5 * WITHIN_S)  # a process of node for each scenario
 def test_the_checks_of_the_conformance_suite_that_apply_succeed(on: Stage, tmp_path: Path) -> None:
     words = nodes.command(nodes.CONFORMANCE)
     with served(on, "--task-after", "0.8") as server, bridge(server.url, token(on, "conformance")) as url:
