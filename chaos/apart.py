@@ -41,25 +41,31 @@ class Crew:
         self._address = ""
 
     def hire(self) -> None:
-        """Begin both, or those that have ended; returns when they are ready."""
+        """Begin both, or those that have ended; returns when they are ready.
+
+        A worker that is not the first is not waited for: of two that are killed, one may be seen to end before the
+        other, and a worker is ready only when its host is.
+        """
         if self._gone("host"):
             self._begin("host", "host", LISTEN=f"127.0.0.1:{self._port}")
             self._by_way_of_the_link()
         if self._gone("worker"):
-            if not self._away.exists():
+            first = not self._away.exists()
+            if first:
                 self._join()
             away = {"SHELLBACK_HOME": str(self._away), "WORKSPACE_ROOT": str(self._made.root / "nowhere")}
-            self._begin("worker", "worker", "--for", self._made.where.host_id, **away)
+            self._begin("worker", "worker", "--for", self._made.where.host_id, wait=first, **away)
 
     def _gone(self, who: str) -> bool:
         found = self._made.crew.get(who)
         return found is None or found.process.poll() is not None
 
-    def _begin(self, who: str, *words: str, **environ: str) -> None:
+    def _begin(self, who: str, *words: str, wait: bool = True, **environ: str) -> None:
         begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, arguments=words)
         self._made.crew[who] = begun
         self._made.workers.append(begun)
-        begun.wait_ready()
+        if wait:
+            begun.wait_ready()
 
     def _by_way_of_the_link(self) -> None:
         """The host says itself where it listens; a worker that connects is to come by way of the link."""
