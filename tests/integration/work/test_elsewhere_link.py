@@ -495,7 +495,8 @@ async def test_a_host_that_another_one_says_it_is_is_not_believed(two: Two, tmp_
     [
         (
             {"version": "v2"},
-            rf"host host\d? is of version v1 \(protocol {PROTOCOL}\), this worker of v2 \({PROTOCOL}\): install",
+            rf"host host\d? is of version v1 \(protocol {PROTOCOL}\), this worker of v2 \({PROTOCOL}\):"
+            " install the same",
         ),
         ({"parts": PARTS | {"shell"}}, r"has other tools than this worker \(shell\): give both the same SESSION_TOOLS"),
         ({"own": "x"}, "has other agents, models or bounds of turns in named workspaces"),
