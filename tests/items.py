@@ -174,8 +174,9 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turn_deps(*, gate: bool = True, seconds: float = 1e12, host_id: str = HOST) -> TurnDeps:
-    whose = {"conversation_id": "c1", "turn_id": "t1", "epoch": 1, "host_id": host_id}
-    return TurnDeps(**whose, gate=gate, began_at=0.0, seconds=seconds)
+    return TurnDeps(
+        conversation_id="c1", turn_id="t1", epoch=1, gate=gate, began_at=0.0, seconds=seconds, host_id=host_id
+    )
 
 
 def unrung(_host_id: str, _queue: str) -> None:

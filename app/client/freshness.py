@@ -73,7 +73,9 @@ def worker_lives(where: Place) -> bool:
             workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
         )
         found = conn.execute(query)
-        return [(row.pid, row.boot_id, row.elsewhere) for row in found if where.host_id in hosts_of(row)]
+        return [
+            (row.pid, row.boot_id, row.elsewhere) for row in found if where.host_id in hosts_of(row.host_id, row.offer)
+        ]
 
     def there(pid: int, space: str, elsewhere: bool) -> bool:
         if elsewhere:

@@ -402,7 +402,7 @@ def turn_runner(
         window=settings.history_messages,
         outbox=outbox,
         watch=watches.turns,
-        **{"hosts": {where.host_id}, **its},
+        **its,
     )
 
 
@@ -505,6 +505,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
             propose=tools.propose,
             equip=partial(settle, ground_at=equipment.benches.at),
             shows=live.any,
+            hosts={where.host_id},
             telling=telling,
             recorded=engine.recorded,
             closed=turn_ends.closed,

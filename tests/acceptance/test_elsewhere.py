@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +56,7 @@ class Town:
 
 
 @contextmanager
-def listening(database_url: str) -> Iterator[Stage]:
+def listening(database_url: str) -> Generator[Stage]:
     """A machine that is to be a host of this database."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -137,6 +137,19 @@ def test_one_worker_runs_the_turns_of_all_hosts_that_its_machine_has_joined_each
         second.until("it serves one", lambda: served(second) == [town.loop.where.host_id])
         assert town.loop.answer(town.loop.send("hello", "c1"))
         assert worker.process.poll() is None
+
+
+def test_turns_of_all_hosts_share_the_slots_of_their_worker(town: Town, postgres_url: str) -> None:
+    with listening(postgres_url) as second:
+        whole = [("a", town), ("b", Town(second, town.away))]
+        for _, one in whole:
+            one.host()
+            one.joined()
+        items = [(one.loop, one.loop.send("hello", f"{name}{number}")) for number in range(6) for name, one in whole]
+        town.worker("all", TURN_SLOTS="3", WAKE_SLOTS="3", OFFLINE_SECONDS="2")
+        turns = [on.ended(item) for on, item in items]
+        at_once = [sum(one["started_at"] <= turn["started_at"] < one["ended_at"] for one in turns) for turn in turns]
+        assert max(at_once) == 3
 
 
 def served(on: Stage) -> list[str]:

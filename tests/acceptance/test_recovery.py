@@ -48,7 +48,7 @@ def test_each_host_answers_its_items_by_its_own_newest_version(postgres_url: str
     with stage(postgres_url) as upgraded, stage(postgres_url) as left:
         upgraded.hire("v1")
         upgraded.hire("v2", WORKER_NAME="second")
-        left.hire("v1")  # the last one in the database
+        left.hire("v3")  # the last one in the database, whose version is that of no other worker
         for number, loop in enumerate((upgraded, left)):
             assert "hello" in loop.answer(loop.send("hello", f"c{number}"))
         upgraded.workers[-1].stop()

@@ -25,6 +25,8 @@ from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
 
+Change = Callable[[], Awaitable[object]]
+
 LOOK_S: Final = 5.0
 """The time between two looks which hosts trust this machine."""
 
@@ -45,7 +47,7 @@ class HostLinks:
     _links: dict[str, HostLink] = field(init=False, default_factory=dict[str, HostLink])
     _left: set[str] = field(init=False, default_factory=set[str])
     """Hosts that trusted this machine before: their items may still be on the way here."""
-    _changes: asyncio.Queue[Callable[[], Awaitable[object]]] = field(init=False, default_factory=asyncio.Queue)
+    _changes: asyncio.Queue[Change] = field(init=False, default_factory=asyncio.Queue["Change"])
     _tasks: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
 
     def __contains__(self, host_id: object) -> bool:
@@ -120,9 +122,10 @@ class HostLinks:
             self._left.add(host_id)
             link.give_up(HostUnreachable(f"host {host_id[:12]} trusts this machine no more"))
             await link.stop()
-        for link in self:
-            if link.connected:  # once more, in case it could not be done before
-                self._changes.put_nowait(partial(self.reached, link))
+        if self._changes.empty():
+            for link in self:
+                if link.connected:  # once more, in case it could not be done before
+                    self._changes.put_nowait(partial(self.reached, link))
 
     def _note_gone(self, host_id: str, _why: str = "") -> None:
         self._changes.put_nowait(partial(self.given_up, host_id))

@@ -153,7 +153,7 @@ def rooms(conn: sa.Connection) -> list[Room]:
     newest, slots = dict[str, str](), Counter[str]()
     for row in conn.execute(query):
         offer = Offer.from_json(row.offer)
-        served = roster.hosts_of(row) if row.version != roster.NO_TURNS else []
+        served = roster.hosts_of(row.host_id, row.offer) if row.version != roster.NO_TURNS else []
         for host_id in served:
             if row.version == newest.setdefault(host_id, row.version):
                 slots[host_id] += max(1, offer.slots // len(served)) if offer.slots else 0

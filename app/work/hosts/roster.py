@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -79,15 +79,15 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: E
             stopped_at=row.stopped_at,
             quiet_s=_quiet_s(now - max(row.heartbeat_at, row.stopped_at or 0.0)),
             elsewhere=row.elsewhere,
-            serves=hosts_of(row),
+            serves=hosts_of(row.host_id, row.offer),
         )
         for row in found
     ]
 
 
-def hosts_of(row: sa.Row[Any]) -> list[str]:
-    """The hosts whose turns the worker of this row runs."""
-    return [row.host_id] if row.host_id != EVERYWHERE else [*(row.offer or {}).get("hosts", ())]
+def hosts_of(host_id: str, offer: Mapping[str, Any] | None) -> list[str]:
+    """The hosts whose turns a worker runs, by the host and the offer in its row."""
+    return [host_id] if host_id != EVERYWHERE else [*(offer or {}).get("hosts", ())]
 
 
 def there(conn: sa.Connection, host_id: str) -> list[Employed]:

@@ -132,7 +132,7 @@ class Sweep:
 
     async def _alive(self) -> Alive:
         # This worker is alive, even if a clock that jumped makes its heartbeat look old.
-        return await self.database.read(_alive) | {self.me: self.host_id}
+        return await self.database.read(_alive) | {self.me: [self.host_id]}
 
     async def _statuses(self, ids: Sequence[str]) -> Mapping[str, WorkflowStatus]:
         found = await asyncio.to_thread(listed, self.client, ids)
@@ -263,7 +263,7 @@ def _alive(conn: sa.Connection) -> Alive:
         # A time further ahead was written before the clock was set back; a living worker updates it soon.
         workers.c.heartbeat_at.between(now - HEARTBEAT_DEAD_S, now + HEARTBEAT_DEAD_S),
     )
-    return {(row.executor_id, row.version): roster.hosts_of(row) for row in conn.execute(query)}
+    return {(row.executor_id, row.version): roster.hosts_of(row.host_id, row.offer) for row in conn.execute(query)}
 
 
 _OVER: Final = {

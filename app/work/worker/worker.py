@@ -382,7 +382,7 @@ def _heartbeat(
     run = *_alive(conn, *host_ids, EVERYWHERE), its.version != roster.NO_TURNS
     query = sa.select(its.host_id, its.version, its.offer).where(*run).order_by(its.started_at.desc())
     for row in conn.execute(query):
-        for host_id in roster.hosts_of(row):
+        for host_id in roster.hosts_of(row.host_id, row.offer):
             newest.setdefault(host_id, row.version)
     return bool(held), drains and placing.empty(conn, config.host_id), newest
 
