@@ -205,8 +205,10 @@ def test_a_host_hears_of_others_by_one_connection_and_one_worker_is_woken(
             both = {"turns.a": lambda: rung.put_nowait("second"), TOKENS: lambda: rung.put_nowait("token")}
             await second.listen("second", both, once=True)
             assert [await heard(), await heard()] == ["second", "token"]
-            await ring("turns.b", "turns.a", "turns.a", TOKENS)
-            found = [await heard() for _ in range(3)]
+            found = list[str]()
+            for queues in (["turns.b", "turns.a"], ["turns.a"], [TOKENS]):
+                await ring(*queues)  # two at once may be heard as one
+                found.append(await heard())
             assert {*found[:2]} <= {"first", "second"}
             assert found[2] == "token", "each of the others woke one"
             assert await database.read(lambda conn: conn.execute(sa.text(LISTENING)).scalar_one()) == 1
