@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine
@@ -67,6 +68,11 @@ class Link:
         leads = self._leads(lambda: asyncio.open_connection("127.0.0.1", target))
         self._servers.append(server := self._do(asyncio.start_server(leads, "127.0.0.1", 0)))
         return int(server.sockets[0].getsockname()[1])
+
+    def at(self, listener: socket.socket, target: Path) -> None:
+        """Have a socket that listens lead to the one in `target`."""
+        leads = self._leads(lambda: asyncio.open_unix_connection(target / _SOCKET))
+        self._servers.append(self._do(asyncio.start_server(leads, sock=listener)))
 
     def break_(self, fault: Fault) -> None:
         """Begin a fault, for `heal` to end."""

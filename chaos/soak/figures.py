@@ -14,6 +14,7 @@ from chaos.soak.crowd import Crowd
 from chaos.soak.gauges import Sample, quarters
 from chaos.soak.staff import SETTLE_S, Outage, Staff
 from chaos.soak.verdict import WRONG, Delay, Verdict
+from shellback.work.queue.items import ItemType
 
 P99_S: Final = 1.0
 STARTS_MS: Final = 1000.0
@@ -21,8 +22,10 @@ STARTS_MS: Final = 1000.0
 SLACK: Final = 4
 """Descriptors that a pool of connections may have more or less of."""
 PER_PROCESS: Final = {("descriptors", "supervisor"), ("descriptors", "keeper")}
-LATE: Final = re.compile(r"no longer holds conversation|holds the name of worker|is no longer held")
-"""What the log of a worker says when a write of it came too late and was refused."""
+LATE: Final = re.compile(
+    r"no longer holds conversation|holds the name of worker|is no longer held|is no longer owned by this"
+)
+"""What the log of a worker says when a write of it came too late and was refused, by us or by DBOS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +137,21 @@ def of_delays(delays: Sequence[Delay], outages: Sequence[Outage]) -> list[Figure
 
 
 def of_starts(starts: Sequence[Delay], outages: Sequence[Outage]) -> list[Figure]:
-    """From an item to its turn, where nothing of its conversation ran or waited."""
-    outside = sorted(one.seconds for one in quiet(starts, outages))
-    note = f"of {len(outside)} outside of outages"
+    """From an item to its turn, where nothing of its conversation ran or waited; and of these the ends of processes."""
+    every = quiet(starts, outages)
+    wakes = [one for one in every if one.session.startswith(ItemType.EXEC_CALLBACK)]
     return [
-        Figure(name="item to turn, p50", value=_at(outside, 0.5) * 1e3, unit="ms", limit=STARTS_MS, note=note),
-        Figure(name="item to turn, p99", value=_at(outside, 0.99) * 1e3, unit="ms"),
+        figure
+        for name, some, limit in (("item to turn", every, STARTS_MS), ("wake to turn", wakes, None))
+        for figure in _halfway_and_late(name, sorted(one.seconds for one in some), limit)
+    ]
+
+
+def _halfway_and_late(name: str, found: Sequence[float], limit: float | None) -> list[Figure]:
+    note = f"of {len(found)} outside of outages"
+    return [
+        Figure(name=f"{name}, p50", value=_at(found, 0.5) * 1e3, unit="ms", limit=limit, note=note),
+        Figure(name=f"{name}, p99", value=_at(found, 0.99) * 1e3, unit="ms"),
     ]
 
 

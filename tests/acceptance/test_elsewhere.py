@@ -158,6 +158,40 @@ def served(on: Stage) -> list[str]:
     return row["serves"]
 
 
+def test_a_host_that_is_told_to_stop_during_a_call_ends_at_once_and_the_next_one_answers_it(town: Town) -> None:
+    host = town.host()
+    town.joined()
+    town.worker()
+    loop = town.loop
+    item = loop.send("$ echo once >> nonce.txt; until [ -e go ]; do sleep 0.05; done; exit 9")
+    loop.approve()
+    loop.until("it runs", (loop.workspace / "nonce.txt").exists)
+    host.process.send_signal(signal.SIGTERM)
+    assert host.process.wait(60) == 0
+    (loop.workspace / "go").touch()
+    town.host()
+    assert "exit code 9" in loop.answer(item)
+    assert (loop.workspace / "nonce.txt").read_text() == "once\n"
+    assert len(loop.sessions()) == 1
+
+
+def test_a_host_that_drains_finishes_its_work_by_a_worker_elsewhere_and_then_both_end(town: Town) -> None:
+    host = town.host()
+    town.joined()
+    worker = town.worker()
+    loop = town.loop
+    loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "sleep", rest=True)
+    told(loop, "hosts", "drain", loop.where.host_id[:12])
+    told(loop, "send", "hello", "--conversation", "later")
+    assert loop.answer(loop.send("hello")), "it is not empty"
+    assert not loop.answers(conversation="later"), "it takes nothing new"
+    (loop.workspace / "go").touch()
+    loop.until("it is told", lambda: "exit code 7" in "\n".join(loop.answers()))
+    for one in (host, worker):
+        assert one.process.wait(60) == 0
+    assert len(loop.callbacks()) == 1
+
+
 def test_a_denied_call_runs_nothing_and_what_changed_since_the_approval_is_refused(town: Town) -> None:
     town.host()
     town.joined()

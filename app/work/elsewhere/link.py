@@ -30,6 +30,8 @@ T = TypeVar("T")
 PATIENCE_S: Final = 60.0
 """After this time without its host turns are for another worker, which may reach it."""
 RETRY_S: Final = 1.0
+LATER_S: Final = 5.0
+"""The time between two tries to reach a host that was given up."""
 CONNECT_S: Final = 10.0
 _UNTRUSTED: Final = "one of the two does not trust the other's certificate, see `shellback hosts members` there"
 
@@ -57,6 +59,8 @@ class HostLink:
     _writer: asyncio.StreamWriter | None = field(init=False, default=None)
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set, and replaced, when a connection was made or is gone."""
+    silent: bool = field(init=False, default=False)
+    """Whether a look waited for it in vain, and nothing has come from it since."""
     _gone_at: float = field(init=False, default_factory=time.monotonic)
     _failure: HostUnfit | HostUnreachable | None = field(init=False, default=None)
     _tasks: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
@@ -177,7 +181,7 @@ class HostLink:
                 elif silent_s > self.patience_s:
                     said = f"host {self.host_id[:12]} has not answered for {silent_s:.0f} s: {why}"
                     self.give_up(HostUnreachable(said))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S if self._failure is None else LATER_S)
         finally:
             if self._writer is not None:
                 self._lost(self._writer)
@@ -220,6 +224,7 @@ class HostLink:
         try:
             await lines.send(writer, {"id": -1, "do": "hello"})
             async for told in lines.lines(reader):
+                self.silent = False
                 if told["id"] == -1:
                     self._greeted(told, writer)
                 elif (answer := self._waiting.get(told["id"])) is not None and not answer.done():

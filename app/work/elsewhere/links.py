@@ -66,6 +66,7 @@ class HostLinks:
         """Close all connections."""
         tasks, self._tasks = self._tasks, []
         await cancelled(tasks)
+        self._left |= self._links.keys()
         for link in self:
             await link.stop()
         self._links.clear()
@@ -118,8 +119,8 @@ class HostLinks:
             self._links[host_id] = link
             link.begin()
         for host_id in self._links.keys() - found:
-            link = self._links.pop(host_id)
             self._left.add(host_id)
+            link = self._links.pop(host_id)
             link.give_up(HostUnreachable(f"host {host_id[:12]} trusts this machine no more"))
             await link.stop()
         if self._changes.empty():

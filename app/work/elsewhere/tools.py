@@ -66,13 +66,15 @@ class HostTools(Tools):
             StaleTurn: Another execution holds the conversation.
         """
         link, names = self._links.at(deps.host_id), [one.id for one in sessions]
-        if not link.connected:
+        if not link.connected or link.silent:
             return None
         answer = link.outside(link.ask("news", **_whose(deps), sessions=names, seen=seen, left=left))
         try:
             return lines.told_news(answer.result(FRESH_S))
         except (TimeoutError, RuntimeError) as error:
             answer.cancel()
+            # Other looks do not wait for it: each holds a connection of the database, which turns of all hosts share.
+            link.silent = True
             log.info("what processes print is told at the next look: %s", error or "the host does not answer")
             return None
 

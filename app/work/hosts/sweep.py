@@ -211,12 +211,15 @@ class Sweep:
         return "no living worker runs its version" if pending else "it waits for a version that no living worker runs"
 
     def _will_run(self, status: WorkflowStatus, alive: Alive) -> bool:
-        versions = {version for _, version in alive}
+        ours = status.queue_name in queues_of(self.host_id)
+        here = {version for (_, version), serves in alive.items() if ours and self.host_id in serves}
+        here.discard(roster.NO_TURNS)
         if status.status == "PENDING":
             # On SQLite a host has one worker, so none takes over from it.
-            ours = self.database.dialect != "sqlite" and status.queue_name in queues_of(self.host_id)
-            versions = {version for (_, version), serves in alive.items() if ours and self.host_id in serves}
+            versions = here if self.database.dialect != "sqlite" else ()
             return (status.executor_id, status.app_version) in alive or status.app_version in versions
+        # Where no worker serves this host now, one of any version may come back.
+        versions = here or {version for _, version in alive}
         return status.status in WAITING and (status.app_version is None or status.app_version in versions)
 
 

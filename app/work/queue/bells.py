@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -14,19 +15,60 @@ _SETTLE_S: Final = 1.0
 class Slots:
     """The `number` of turns that run at once in this process, of whichever of the queues that share them.
 
-    Queues poll one after the other, so that they do not fill the same slots.
+    Queues poll one after the other, so that they do not fill the same slots: in the order in which they came, and a
+    free slot is offered last to the queue that has filled one last, so that none waits for the backlog of another.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.running = 0
-        self.bells: set[Bell] = set()
-        self.polls = threading.Lock()
+        self._bells = dict[Bell, None]()
+        self._polling = deque[Bell]()
+        """The first one polls, the others wait for it."""
+        self._changed = threading.Condition()
 
     @property
     def free(self) -> bool:
         """Whether one more turn may begin."""
         return self.running < self.number
+
+    def join(self, bell: Bell) -> None:
+        """Let a queue fill slots."""
+        self._bells[bell] = None
+
+    def leave(self, bell: Bell) -> None:
+        """Let it fill no more; its turns that run are counted on."""
+        self._bells.pop(bell, None)
+
+    def began(self, bell: Bell) -> None:
+        """A turn of a queue has taken a slot."""
+        self.running += 1
+        if bell in self._bells:
+            self.leave(bell)
+            self.join(bell)
+
+    def ended(self) -> None:
+        """A slot is free, for an item that may wait, of any of the queues."""
+        self.running -= 1
+        for bell in tuple(self._bells):
+            bell.freed()
+
+    def begin_poll(self, bell: Bell) -> None:
+        """Return when no other queue polls, or this one is to stop; `end_poll` lets the next one poll."""
+        with self._changed:
+            self._polling.append(bell)
+            self._changed.wait_for(lambda: self._polling[0] is bell or bell.is_set())
+
+    def end_poll(self, bell: Bell) -> None:
+        """Let other queues poll; repeating it changes nothing."""
+        with self._changed, contextlib.suppress(ValueError):
+            self._polling.remove(bell)
+            self._changed.notify_all()
+
+    def note_stop(self) -> None:
+        """Have those that wait for their poll see that they are to stop."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 class Bell:
@@ -40,13 +82,11 @@ class Bell:
         self, slots: Slots, loop: asyncio.AbstractEventLoop, others: Callable[[], None] = lambda: None
     ) -> None:
         self.slots = slots
-        slots.bells.add(self)
+        slots.join(self)
         self._loop = loop
         self._others = others
         self._rung = threading.Event()
         self._stopped = False
-        self._polls = False
-        """Whether its thread polls, or is about to."""
         self._before = 0
         """Turns that ran when the last poll began."""
         self._begun = 0
@@ -74,6 +114,7 @@ class Bell:
         """End the thread after its current poll."""
         self._stopped = True
         self._rung.set()
+        self.slots.note_stop()
 
     def is_set(self) -> bool:
         """Whether the thread is to end; as of a `threading.Event`."""
@@ -92,8 +133,7 @@ class Bell:
         self._told = self._polled
         if not self._items_wait or not self.slots.free:
             self._rung.wait(timeout)
-        while not self._stopped and not self._polls:
-            self._polls = self.slots.polls.acquire(timeout=_SETTLE_S)
+        self.slots.begin_poll(self)
         self._rung.clear()
         self._polled = self._rings
         self._before, self._begun = self.slots.running, 0
@@ -101,20 +141,16 @@ class Bell:
 
     def rest(self) -> None:
         """Its thread does not poll now, so that other queues may fill slots; repeating it changes nothing."""
-        if self._polls:
-            self._polls = False
-            self.slots.polls.release()
+        self.slots.end_poll(self)
 
     def began(self) -> None:
         """A turn has taken a slot."""
-        self.slots.running += 1
+        self.slots.began(self)
         self._begun += 1
 
     def ended(self) -> None:
         """A slot is free, for an item that may wait, of any of the queues."""
-        self.slots.running -= 1
-        for bell in tuple(self.slots.bells):
-            bell.freed()
+        self.slots.ended()
 
     def freed(self) -> None:
         """Have the queue polled if an item of it may wait."""
@@ -123,7 +159,7 @@ class Bell:
 
     def leave(self) -> None:
         """Share no slots any more; turns that run are counted on."""
-        self.slots.bells.discard(self)
+        self.slots.leave(self)
 
     def _settle(self) -> None:
         # DBOS counts a turn when its task begins. A poll before that would take too many items.

@@ -261,13 +261,14 @@ async def test_a_look_does_not_wait_for_a_host_that_does_not_answer(two: Two, mo
     two.relay.break_("mute")
     assert await two.fresh(one) is None
     assert not two.link._waiting, "nothing is asked again"
+    monkeypatch.setattr(tools, "FRESH_S", 600.0)
+    assert await two.fresh(one) is None, "nor is it waited for before it has said something"
     two.relay.heal()
     two.relay.break_("cut")
     await two.lost()
     assert await two.fresh(one) is None
     two.relay.heal()
     await until(lambda: two.link.connected)
-    monkeypatch.setattr(tools, "FRESH_S", 60.0)
     assert await two.fresh(one) is not None, "the next look is told"
     await two.link.stop()
     assert await two.fresh(one) is None
@@ -282,10 +283,11 @@ async def test_turns_that_wait_for_a_host_which_is_gone_are_handed_on_and_it_ser
     call = two.call()
     await two.has(1)
     two.relay.break_("cut")
-    with pytest.raises(HostLost, match="has not answered for"):
-        await call
-    with pytest.raises(HostLost):
-        await two.call()
+    async with asyncio.timeout(60):
+        with pytest.raises(HostLost, match="has not answered for"):
+            await call
+        with pytest.raises(HostLost):
+            await two.call()
     two.relay.heal()
     await until(lambda: told == ["gone", "reached"])
     two.desk.may_end.set()

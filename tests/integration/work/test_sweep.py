@@ -15,7 +15,7 @@ from shellback.storage.db import Database
 from shellback.storage.session_rows import to_row
 from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
 from shellback.work.approvals import approvals, asking, sending
-from shellback.work.hosts import sweep
+from shellback.work.hosts import roster, sweep
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.queue.items import WorkItem
 from tests.items import HOST, PROPOSED, NotedEnqueuer, Talk, a_worker
@@ -173,6 +173,19 @@ async def test_a_turn_of_a_version_nobody_runs_is_cancelled_and_tried_again(benc
     bench.client.found[item.id] = Found(item.id, status, app_version="v1")
     await bench.sweep.once()
     assert bench.client.cancelled == [item.id]
+    assert bench.state() == "free"
+
+
+async def test_a_turn_waits_for_no_worker_of_another_host_while_one_serves_its_own(bench: Bench) -> None:
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, "ENQUEUED", app_version="v1")
+    far = a_worker("far", "another", time.time(), version="v1")
+    bench.db.write_now(lambda conn: conn.execute(sa.insert(workers).values(far)))
+    bench.sweep.me = ("host", roster.NO_TURNS)
+    await bench.sweep.once()
+    assert bench.state() == "claimed", "nobody serves this host now, and one of this version may again"
+    bench.worker("v2")
+    await bench.sweep.once()
     assert bench.state() == "free"
 
 

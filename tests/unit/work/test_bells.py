@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,38 @@ async def test_queues_that_share_slots_fill_them_together_and_each_hears_of_a_fr
             assert polled.result() is False
             both.pop(polled).bell.rest()
     assert slots.running == 2
+
+
+async def test_a_free_slot_is_offered_last_to_the_queue_that_has_filled_one_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, offered = Slots(1), list[str]()
+    bells = {name: Bell(slots, asyncio.get_running_loop()) for name in ("a", "b", "c")}
+    for name, bell in bells.items():
+        monkeypatch.setattr(bell, "freed", partial(offered.append, name))
+    for name, order in (("a", "bca"), ("c", "bac"), ("b", "acb"), ("b", "acb")):
+        bells[name].began()
+        bells[name].ended()
+        assert "".join(offered) == order
+        offered.clear()
+
+
+def _comes(slots: Slots, number: int) -> None:
+    while len(slots._polling) < number:
+        time.sleep(0.001)
+
+
+async def test_queues_poll_in_the_order_in_which_they_came() -> None:
+    slots = Slots(1)
+    bells = [Bell(slots, asyncio.get_running_loop()) for _ in range(3)]
+    polls = list[asyncio.Task[None]]()
+    for bell in bells:
+        polls.append(asyncio.create_task(asyncio.to_thread(slots.begin_poll, bell)))
+        await asyncio.to_thread(_comes, slots, len(polls))
+    for place, bell in enumerate(bells):
+        await asyncio.wait_for(polls[place], 60)
+        assert [one.done() for one in polls] == [True] * (place + 1) + [False] * (2 - place)
+        slots.end_poll(bell)
 
 
 async def test_a_queue_that_leaves_shares_no_slots_and_its_turns_count_on() -> None:
