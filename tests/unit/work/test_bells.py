@@ -19,6 +19,8 @@ from shellback.work.queue.bells import Bell, Slots
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.worker.dispatch import Dispatch
 
+# pyright: reportPrivateUsage=false
+
 pytestmark = pytest.mark.anyio
 LONG_S = 25.0
 PATIENCE_S = 10.0
