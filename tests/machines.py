@@ -21,18 +21,26 @@ _DEVICE: Final = "net"
 
 
 @dataclass(frozen=True)
-class Machine:
-    """`pid` holds its namespace."""
+class Namespace:
+    """A network namespace; the process `pid` holds it."""
 
     pid: int
-    address: str
 
     def inside(self, *argv: str) -> list[str]:
-        """The words that run a program on it."""
-        return ["nsenter", "--net", "--target", str(self.pid), "--", *argv]
+        """The words that run a program in it."""
+        return [_path("nsenter"), "--net", "--target", str(self.pid), "--", *argv]
 
-    def run(self, *argv: str) -> None:
-        subprocess.run(self.inside(*argv), check=True, capture_output=True)
+    def ip(self, *words: str) -> None:
+        subprocess.run(self.inside(_path("ip"), *words), check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Machine(Namespace):
+    """One that is reached at `address`, by a `port` of the switch."""
+
+    address: str
+    switch: Namespace
+    port: str
 
     def listening(self, port: int) -> socket.socket:
         """A socket that listens on it."""
@@ -51,40 +59,55 @@ class Machine:
 
     def unplug(self) -> None:
         """What it sends is lost from now on, and what is sent to it."""
-        self.run("ip", "link", "set", _DEVICE, "down")
+        self.switch.ip("link", "set", self.port, "down")
 
     def plug(self) -> None:
-        """It is reached again."""
-        self.run("ip", "link", "set", _DEVICE, "up")
+        """It is reached, again."""
+        self.switch.ip("link", "set", self.port, "up")
 
 
 @contextlib.contextmanager
 def machines(number: int) -> Generator[list[Machine]]:
     """As many machines that reach each other, and nothing else. Where none can be made, the test is skipped."""
-    lacking = [name for name in _PROGRAMS if found(name) is None]
-    unless(f"not installed: {' '.join(lacking)}" if lacking else None)
-    unless("only root can make network namespaces" if os.geteuid() else None)
+    unless(_refusal())
     with contextlib.ExitStack() as stack:
-        switch, *made = (
-            Machine(stack.enter_context(_namespace()), f"{_NETWORK}{order}") for order in range(number + 1)
-        )
-        switch.run("ip", "link", "add", "switch", "type", "bridge")
-        switch.run("ip", "link", "set", "switch", "up")
-        for order, one in enumerate(made):
-            port = f"port{order}"
-            peer = ("type", "veth", "peer", "name", _DEVICE, "netns", str(one.pid))
-            switch.run("ip", "link", "add", port, *peer)
-            switch.run("ip", "link", "set", port, "master", "switch", "up")
-            one.run("ip", "addr", "add", f"{one.address}/24", "dev", _DEVICE)
-            one.run("ip", "link", "set", "lo", "up")
+        switch = Namespace(stack.enter_context(_namespace()))
+        switch.ip("link", "add", "switch", "type", "bridge")
+        switch.ip("link", "set", "switch", "up")
+        made = list[Machine]()
+        for order in range(1, number + 1):
+            pid = stack.enter_context(_namespace())
+            made.append(one := Machine(pid, f"{_NETWORK}{order}", switch, f"port{order}"))
+            switch.ip("link", "add", one.port, "type", "veth", "peer", "name", _DEVICE, "netns", str(pid))
+            switch.ip("link", "set", one.port, "master", "switch")
             one.plug()
+            one.ip("addr", "add", f"{one.address}/24", "dev", _DEVICE)
+            for device in ("lo", _DEVICE):
+                one.ip("link", "set", device, "up")
         yield made
+
+
+def _refusal() -> str | None:
+    if lacking := [name for name in _PROGRAMS if found(name) is None]:
+        return f"not installed: {' '.join(lacking)}"
+    if os.geteuid():
+        return "only root can make network namespaces"
+    for words in (("probe", "type", "bridge"), ("probe", "type", "veth")):
+        tried = [_path("unshare"), "--net", "--", _path("ip"), "link", "add", *words]
+        done = subprocess.run(tried, check=False, capture_output=True, text=True)
+        if done.returncode:
+            return f"no network of namespaces can be made: {done.stderr.strip()}"
+    return None
+
+
+def _path(name: str) -> str:
+    return str(found(name))
 
 
 @contextlib.contextmanager
 def _namespace() -> Generator[int]:
     # It says that it is there when it has its namespace, and ends when its input does.
-    command = ["unshare", "--net", "--", "sh", "-c", "echo there; exec cat"]
+    command = [_path("unshare"), "--net", "--", "sh", "-c", "echo there; exec cat"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "there\n"

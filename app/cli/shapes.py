@@ -473,7 +473,10 @@ class LoggedOut:
 
 @_shape
 class Worker(Employed):
-    """A worker; other workers have taken over `turns_taken_over` of its turns in the last day."""
+    """A worker; other workers have taken over `turns_taken_over` of its turns in the last day.
+
+    `elsewhere`: on another machine than its hosts. `host_id` is `*` if it runs turns of many, which `serves` has.
+    """
 
     turns_taken_over: int
 

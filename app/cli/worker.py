@@ -270,8 +270,9 @@ def workers(everything: bool) -> None:
     """List workers with host, process, state, version and last heartbeat.
 
     alive: a heartbeat in the last 15 seconds. silent: no heartbeat for 15 seconds; it hangs, is paused or is cut off.
-    dead: its process is gone; of workers of other hosts this is not known. stopped: it ended in order. LOST: its turns
-    that other workers took over in the last day. Turns run only while a worker is alive: `shellback worker` starts one.
+    dead: its process is gone; of workers on other machines this is not known. stopped: it ended in order. LOST: its
+    turns that other workers took over in the last day. ELSEWHERE: on another machine than its hosts. Turns run only
+    while a worker is alive: `shellback worker` starts one.
 
     \b
       shellback workers
@@ -306,11 +307,12 @@ def workers(everything: bool) -> None:
 @lists()
 @click.pass_context
 def hosts(ctx: click.Context) -> None:
-    """List the hosts of this database with what each carries, the last heard of first.
+    """List the hosts of this database with what each carries, in the order of their names.
 
-    alive: a worker was heard of in the last 30 seconds. draining: so, and it takes no new conversations. silent: none
-    since; its conversations wait. given_up: other hosts have settled what it left. WAITING and RUNNING are work items
-    without and with a turn; FREE are slots without one. LABELS are those that `send --needs` asks for (HOST_LABELS).
+    alive: a worker on its machine was heard of in the last 30 seconds. draining: so, and it takes no new conversations.
+    silent: none since; its conversations wait. given_up: other hosts have settled what it left. WAITING and RUNNING are
+    work items without and with a turn; FREE are slots without one. LABELS are those that `send --needs` asks for
+    (HOST_LABELS).
 
     \b
       shellback hosts
@@ -355,9 +357,10 @@ def hosts(ctx: click.Context) -> None:
 def drain(host: str, undo: bool) -> None:
     """Have HOST take no new conversations. HOST is a name, an id, or the start of an id.
 
-    Its conversations and processes go on. When it has no item, no turn, no process and no call that waits for a person,
-    its workers end. New conversations begin on other hosts, or wait for one that fits. Where something starts ended
-    workers again, such as systemd or compose, stop that too: a worker of an empty host that drains ends at once.
+    Its conversations and processes go on. When it has no item, turn, process or unread news, and no call that waits for
+    a person, its workers end; one of many hosts stays. New conversations begin on other hosts, or wait for one that
+    fits. Where something starts ended workers again, such as systemd or compose, stop that too: a worker of an empty
+    host that drains ends at once.
 
     \b
       shellback hosts drain web-2

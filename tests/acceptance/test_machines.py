@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
 from chaos.links import Link
@@ -19,6 +20,7 @@ POSTGRES = 5432
 EPOCH = sa.select(conversations.c.epoch)
 
 
+@pytest.mark.timeout(300)  # a lease ends, and a dead connection is noticed
 def test_a_worker_whose_machine_is_cut_off_in_a_call_loses_it_to_another_one_and_writes_nothing_more(
     postgres_url: str,
 ) -> None:

@@ -60,7 +60,7 @@ class HostLink:
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set, and replaced, when a connection was made or is gone."""
     silent: bool = field(init=False, default=False)
-    """Whether a look waited for it in vain, and nothing has come from it since."""
+    """Whether a request was not answered in time, and not since."""
     _gone_at: float = field(init=False, default_factory=time.monotonic)
     _failure: HostUnfit | HostUnreachable | None = field(init=False, default=None)
     _tasks: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
@@ -164,6 +164,19 @@ class HostLink:
                     raise lines.raised_by(told["failed"])
                 return told["ok"]
 
+    async def ask_within(self, seconds: float, do: str, **facts: Any) -> Any:
+        """`ask`, but for so long only; then the host is `silent` until it answers late, or is connected anew.
+
+        Raises:
+            TimeoutError: It has not answered in time.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.ask(do, **facts)
+        except TimeoutError:
+            self.silent = True
+            raise
+
     async def _keep(self) -> None:
         told = False
         try:
@@ -224,10 +237,11 @@ class HostLink:
         try:
             await lines.send(writer, {"id": -1, "do": "hello"})
             async for told in lines.lines(reader):
-                self.silent = False
                 if told["id"] == -1:
                     self._greeted(told, writer)
-                elif (answer := self._waiting.get(told["id"])) is not None and not answer.done():
+                elif (answer := self._waiting.get(told["id"])) is None:
+                    self.silent = False
+                elif not answer.done():
                     answer.set_result(told)
         finally:
             await cancelled([beats])
@@ -238,7 +252,7 @@ class HostLink:
             raise lines.raised_by(told["failed"])
         if (why := self.fit.objection(told["ok"])) is not None:
             raise HostUnfit(f"host {self.host_id[:12]} {why}")
-        self._writer, self.host, self._failure = writer, told["ok"], None
+        self._writer, self.host, self._failure, self.silent = writer, told["ok"], None, False
         self._tell()
         self.reached()
         log.info("host %s is reached", self.host_id[:12])

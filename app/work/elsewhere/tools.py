@@ -66,15 +66,15 @@ class HostTools(Tools):
             StaleTurn: Another execution holds the conversation.
         """
         link, names = self._links.at(deps.host_id), [one.id for one in sessions]
+        # A look holds a connection of the database, which turns of all hosts share: none waits for one that is silent.
         if not link.connected or link.silent:
             return None
-        answer = link.outside(link.ask("news", **_whose(deps), sessions=names, seen=seen, left=left))
+        asked = link.ask_within(FRESH_S, "news", **_whose(deps), sessions=names, seen=seen, left=left)
+        answer = link.outside(asked)
         try:
-            return lines.told_news(answer.result(FRESH_S))
+            return lines.told_news(answer.result(2 * FRESH_S))
         except (TimeoutError, RuntimeError) as error:
             answer.cancel()
-            # Other looks do not wait for it: each holds a connection of the database, which turns of all hosts share.
-            link.silent = True
             log.info("what processes print is told at the next look: %s", error or "the host does not answer")
             return None
 

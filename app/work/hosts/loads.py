@@ -20,10 +20,10 @@ from shellback.work.hosts.placing import Room
 class Load:
     """A host and what is on it.
 
-    `alive`: a worker was heard of within 30 s. `draining`: so, and it takes no new conversations. `silent`: none since.
-    `given_up`: other hosts have settled its work. `workers` are those alive, `processes` those that may run, `waiting`
-    and `running` items without and with a turn. Of its living workers: `labels`, `workspaces` besides the default one,
-    `free_slots`, `memory` (the part that is available) and `load` (per core).
+    `alive`: a worker on its machine was heard of within 30 s. `draining`: so, and it takes no new conversations.
+    `silent`: none since. `given_up`: other hosts have settled its work. `workers` are those alive, `processes` those
+    that may run, `waiting` and `running` items without and with a turn. Of its living workers: `labels`, `workspaces`
+    besides the default one, `free_slots`, `memory` (the part that is available) and `load` (per core).
     """
 
     host_id: str
@@ -43,7 +43,7 @@ class Load:
 
 
 def loads(conn: sa.Connection, here: str) -> list[Load]:
-    """The load of every host, the last heard of first; `here` is this host, which knows its own dead workers."""
+    """The load of every host, in the order of their names; `here` is this host, which knows its own dead workers."""
     at = conversations.c.host_id
     alive = Counter(host for one in roster.look(conn, here) if one.state == "alive" for host in one.serves)
     talks = _counted(conn, at)

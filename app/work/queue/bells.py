@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -22,7 +22,7 @@ class Slots:
     def __init__(self, number: int) -> None:
         self.number = number
         self.running = 0
-        self._bells = dict[Bell, None]()
+        self._bells = OrderedDict[Bell, None]()
         self._polling = deque[Bell]()
         """The first one polls, the others wait for it."""
         self._changed = threading.Condition()
@@ -43,9 +43,8 @@ class Slots:
     def began(self, bell: Bell) -> None:
         """A turn of a queue has taken a slot."""
         self.running += 1
-        if bell in self._bells:
-            self.leave(bell)
-            self.join(bell)
+        with contextlib.suppress(KeyError):
+            self._bells.move_to_end(bell)
 
     def ended(self) -> None:
         """A slot is free, for an item that may wait, of any of the queues."""
@@ -74,7 +73,7 @@ class Slots:
 class Bell:
     """The stop event of one queue's thread, whose wait a ring ends; counts the queue's turns among `slots`.
 
-    Turns begin and end on one event loop, `loop`; `ring` may come from any thread. `others` rings another worker, if
+    Turns begin on one event loop, `loop`; their ends and `ring` may come from any thread. `others` rings another one if
     there may be more items than slots were free.
     """
 

@@ -220,7 +220,8 @@ class Worker:
             self.emptied.set()
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
-            await self.database.write(note_leap, self.config.host_id, leap)
+            if not self.config.elsewhere:  # the row is that of the host's machine
+                await self.database.write(note_leap, self.config.host_id, leap)
 
     async def _renew(self, begun: float) -> bool:
         """Renew the lease; whether the host drains and is empty."""

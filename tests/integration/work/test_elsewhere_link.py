@@ -262,7 +262,8 @@ async def test_a_look_does_not_wait_for_a_host_that_does_not_answer(two: Two, mo
     assert await two.fresh(one) is None
     assert not two.link._waiting, "nothing is asked again"
     monkeypatch.setattr(tools, "FRESH_S", 600.0)
-    assert await two.fresh(one) is None, "nor is it waited for before it has said something"
+    async with asyncio.timeout(30):
+        assert await two.fresh(one) is None, "nor is it waited for again before it has answered"
     two.relay.heal()
     two.relay.break_("cut")
     await two.lost()
@@ -275,8 +276,9 @@ async def test_a_look_does_not_wait_for_a_host_that_does_not_answer(two: Two, mo
 
 
 async def test_turns_that_wait_for_a_host_which_is_gone_are_handed_on_and_it_serves_again_when_it_is_back(
-    two: Two,
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(linking, "LATER_S", 0.05)
     told: list[str] = []
     two.link.hands_on, two.link.patience_s = True, 0.2
     two.link.reached, two.link.gone = lambda: told.append("reached"), lambda _why: told.append("gone")

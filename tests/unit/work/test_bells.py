@@ -141,6 +141,22 @@ async def test_queues_poll_in_the_order_in_which_they_came() -> None:
         slots.end_poll(bell)
 
 
+async def test_a_stop_ends_the_wait_for_the_poll_of_another_queue() -> None:
+    slots = Slots(1)
+    polling, stopped, after = (Bell(slots, asyncio.get_running_loop()) for _ in range(3))
+    slots.begin_poll(polling)
+    waits = list[asyncio.Task[None]]()
+    for number, bell in enumerate((stopped, after), 2):
+        waits.append(asyncio.create_task(asyncio.to_thread(slots.begin_poll, bell)))
+        await asyncio.to_thread(_comes, slots, number)
+    stopped.stop()
+    await asyncio.wait_for(waits[0], PATIENCE_S)
+    assert not waits[1].done()
+    slots.end_poll(stopped)
+    slots.end_poll(polling)
+    await asyncio.wait_for(waits[1], PATIENCE_S)
+
+
 async def test_a_queue_that_leaves_shares_no_slots_and_its_turns_count_on() -> None:
     slots = Slots(1)
     one, other = Polls(slots), Polls(slots)
