@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class Calls:
     process: str
     """Names this process. The ids of its connections are this, or begin with this and a dot."""
     counted: Callable[[Callable[[sa.Connection], object]], object]
+    renewed: Callable[[float], object]
+    """Called when the lease of this host was renewed, with the time before that, in seconds since the boot."""
     """Compares and raises the count that the database and the state directory keep. Blocks."""
     connections: Connections
     """Where this process is known to live, and those of others."""
@@ -143,7 +146,9 @@ class Calls:
 
     async def _beat(self) -> None:
         """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
         await self.database.write(hosts.heard_of, self.host_id)
+        await asyncio.to_thread(self.renewed, began)
 
     async def _count(self) -> None:
         await asyncio.to_thread(self.counted, partial(hosts.heard_of, host_id=self.host_id))

@@ -406,6 +406,20 @@ def turn_runner(
     )
 
 
+def _note_renewed(where: Place, at: float) -> None:
+    """Let the commands of this host run on: without a shared workspace, also while nobody renews its lease."""
+    from shellback.exec.wire import leash
+    from shellback.work.hosts.hosts import ON_LEASH
+
+    shared = where.settings.workspace_shared and where.database.dialect != "sqlite"
+    until = at + ON_LEASH * where.settings.host_lease_seconds if shared else None
+    try:
+        if shared or leash.until(where.home) is not None:
+            leash.renew(where.home, until)
+    except OSError as error:
+        log.warning("commands end in %.0f s, as the lease of this host cannot be noted: %s", (until or at) - at, error)
+
+
 def worker_config(where: Place, lock: ExecutorLock, version: str, **more: Any) -> WorkerConfig:
     from shellback.storage.host import process_space
     from shellback.work.worker.worker import WorkerConfig
@@ -554,6 +568,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
                 *(notifier.run for notifier in notifiers),
             ),
             counted=count.count,
+            renewed=partial(_note_renewed, where),
         )
 
 
@@ -641,6 +656,7 @@ def mcp_calls(where: Place, backend: ChosenBackend, workspace: Workspace | None 
             doorbell=a_doorbell(where),
             host_id=where.host_id,
             counted=count.count,
+            renewed=partial(_note_renewed, where),
             connections=Connections(where.home),
             process=process,
             workspace=workspace,

@@ -27,7 +27,7 @@ from shellback.exec.core.ports import WorkspaceStore
 from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.sandbox import stubs
-from shellback.exec.wire import linux
+from shellback.exec.wire import leash, linux
 
 STOP_S: Final = 10.0
 """Grace period of a supervisor to end its commands, before the engine kills the container."""
@@ -202,6 +202,7 @@ class Containers:
                 return "", "found"
             os.close(launch.folder(home))
             homes.describe(home, want)
+            leash.lend(self.root.parent, home)
             state = self.engine.state(home.name)
             if state is not None and state[0] == "running":
                 return state[1], "found"  # its supervisor is just being replaced

@@ -43,6 +43,8 @@ def signal_name(number: int | None) -> str:
 def _by(end: SessionEnd) -> str:
     if end.ended_by == "protection":
         return " (a protected file was replaced outside, and could not be protected again)"
+    if end.ended_by == "lease":
+        return " (its machine had lost touch with the database for too long)"
     return f" (by {end.ended_by.value})" if end.ended_by != "itself" else ""
 
 

@@ -79,6 +79,8 @@ class EndedBy(StrEnum):
     SHUTDOWN = "shutdown"
     PROTECTION = "protection"
     """A cover was lost, and could not be restored."""
+    LEASE = "lease"
+    """Its host lost touch with the database, so that other hosts continue its conversations."""
 
 
 class Delivery(StrEnum):

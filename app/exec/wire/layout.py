@@ -12,6 +12,7 @@ aside/                       records that no row can be made of, those set aside
 denied/                      the rules that deny hosts, for proxies: a file for each policy file, and the saved ones
 carried/                     the bytes that each conversation has sent and received, for NETWORK_BYTES
 authority/                   key and certificate by which the proxy is a server, and what sandboxes trust
+leash                        until when commands may run without a renewal of the host's lease
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
 started                    created O_EXCL before the fork, or to abandon the session: its creator decides;
@@ -35,6 +36,7 @@ from typing import Final
 from shellback.exec.wire.protocol import VERSION
 
 SESSIONS: Final = "sessions"
+LEASH: Final = "leash"
 SUPERVISOR: Final = "supervisor"
 BELLS: Final = "bells"
 ONCE: Final = ".once"

@@ -215,7 +215,9 @@ KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"
 """Allowed `ended_by` values of a kill; workers reject others."""
 PROTECTION: Final = "protection"
 """`ended_by` of commands that lost a cover for good; clients cannot use it."""
-_ENDERS: Final = KILLERS | {"itself", PROTECTION}
+LEASE: Final = "lease"
+"""`ended_by` of commands whose host was not heard of by the database; clients cannot use it."""
+_ENDERS: Final = KILLERS | {"itself", PROTECTION, LEASE}
 _EVIDENCE: Final = frozenset({
     "never_started", "supervisor_killed", "machine_rebooted", "container_restarted", "host_unreachable",
     "record_unreadable",

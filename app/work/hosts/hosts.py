@@ -19,6 +19,8 @@ from shellback.work.queue.mailbox import NOWHERE
 
 SILENT_S: Final = 30.0
 """After this time without a heartbeat a host is shown as silent. Other hosts act when its lease ends."""
+ON_LEASH: Final = 0.8
+"""After this part of its lease without a renewal, the commands of a host end whose conversations others continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,8 @@ class Worker:
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """Run beside the turns while the services run; they end by cancellation."""
     counted: Counted | None = None
+    renewed: Callable[[float], object] = lambda _at: None
+    """Called when the lease of its host was renewed, with the time before that, in seconds since the boot."""
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when another process holds the executor id, or its host is gone; the caller must stop this worker."""
     why_fallen: str = field(init=False, default="")
@@ -188,8 +190,10 @@ class Worker:
         while not self._registered:
             self._renewed(_uptime())
             try:
+                began = _uptime()
                 await self._count(partial(_register, config=self.config))
                 self._registered = True
+                await self._note_renewed(began)
             except ExecutorTaken as taken:
                 if not held:
                     log.warning("this name or host is held by %s: waiting for the end of its lease", taken.holder)
@@ -216,12 +220,17 @@ class Worker:
             log.warning("executor id %s is held again: turns that were taken over end here", self.config.executor_id)
         self._lapsed = False
         self._renewed(begun)
+        await self._note_renewed(begun)
         if empty:
             self.emptied.set()
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
             if not self.config.elsewhere:  # the row is that of the host's machine
                 await self.database.write(note_leap, self.config.host_id, leap)
+
+    async def _note_renewed(self, at: float) -> None:
+        if not self.config.elsewhere:
+            await asyncio.to_thread(self.renewed, at)
 
     async def _renew(self, begun: float) -> bool:
         """Renew the lease; whether the host drains and is empty."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -289,6 +289,22 @@ async def test_a_worker_that_was_paused_goes_on_if_it_still_has_its_name_and_els
     db.write_now(working._register, SECOND)
     assert not await beating.beats(3600.0)
     assert "executor id w is no longer held: this worker stops: process" in caplog.text
+
+
+async def test_each_renewal_is_noted_on_the_machine_of_the_host_and_none_that_failed(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.write_now(working._register, FIRST)
+    beating, noted = Beating(db, monkeypatch), list[float]()
+    beating.worker.renewed = noted.append
+    for _ in range(2):
+        await beating.beats(5.0)
+    assert noted == [105.0, 110.0]
+    beating.worker.database = cast("Database", Away(silent=False))
+    await beating.beats(15.0)
+    beating.worker.database, beating.worker.config = db, replace(FIRST, elsewhere=True)
+    await beating.beats(5.0)
+    assert noted == [105.0, 110.0]
 
 
 class Away:

@@ -13,6 +13,7 @@ from shellback.exec.supervisor.process.growth import Growth
 from shellback.exec.supervisor.process.inputs import Input
 from shellback.exec.supervisor.process.job import COVERED, ITSELF, LOSSES, TIMEOUT, Job
 from shellback.exec.supervisor.process.kill import Killer
+from shellback.exec.supervisor.process.leash import Leash
 from shellback.exec.supervisor.process.lifetimes import GRACE_S, WHO, Lifetimes
 from shellback.exec.supervisor.process.queries import Queries
 from shellback.exec.supervisor.process.streams import Pipe, Screen
@@ -24,7 +25,7 @@ from shellback.exec.supervisor.sandbox import sandboxes
 from shellback.exec.supervisor.sandbox.losses import ENDED, MOST, Place, Watch, covers_of_container
 from shellback.exec.supervisor.sandbox.sandboxes import Sandboxes
 from shellback.exec.wire import crashpoints, layout, linux
-from shellback.exec.wire.protocol import PROTECTION, ExitRecord, Loss, Message
+from shellback.exec.wire.protocol import LEASE, PROTECTION, ExitRecord, Loss, Message
 from shellback.exec.wire.sandbox import CONTAINED
 
 _LAST_DRAIN: Final = 4 << 20
@@ -53,6 +54,7 @@ class Supervisor:
         self.sandboxes.lost, self.sandboxes.uncovered = self.lost, self.end_uncovered
         self.descriptors = spawn.raise_descriptor_limit()
         self.killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
+        self.leash = Leash(self.loop, home, self.jobs, self._end_unleased)
         self.lifetimes = Lifetimes(
             self.jobs,
             self.records,
@@ -114,6 +116,7 @@ class Supervisor:
         deadline = job.notes["deadline"]
         if deadline is not None and job.record is None:
             job.timer = self.loop.at(deadline, lambda: self._expired(job))
+        self.leash.attend()
         self.changed()
 
     def not_started(self, job: Job, number: int) -> Message:
@@ -308,6 +311,10 @@ class Supervisor:
                 self.diary.note(f"{job.session_id}: {len(survivors)} processes outlived the timeout")
 
         self.kill(job, float(job.notes["grace_s"]), TIMEOUT, done)
+
+    def _end_unleased(self, job: Job) -> None:
+        self.diary.note(f"{job.session_id}: ended, as the lease of this host was not renewed")
+        self.kill(job, GRACE_S, LEASE, lambda _: self.exited(job))
 
     def kill(self, job: Job, grace_s: float, who: str, done: Callable[[list[int]], None]) -> None:
         """End the job's whole tree and record who did it."""
