@@ -95,5 +95,8 @@ def test_a_host_that_is_cut_off_ends_its_commands_before_another_one_continues_i
         here.unplug()
         loop.until("it moves", lambda: loop.scalars(HOST) != [loop.where.host_id])
         assert json.loads(ended.read_text())["ended_by"] == "lease", "it has ended before"
-        loop.until("it is told", lambda: "host_unreachable" in loop.history())
+        loop.until("it is told", loop.at_rest)
+        (found,) = loop.sessions()
+        assert found.end is not None
+        assert found.end.evidence == "host_unreachable"
         assert len(loop.callbacks()) == 1

@@ -21,7 +21,7 @@ async def test_commands_and_all_below_them_end_when_their_leash_does(sup: Rig) -
     for name in ("a", "b"):
         record = await sup.exit(name)
         assert (record["state"], record["ended_by"], record["survivors"]) == ("signaled", "lease", [])
-        assert record["ended_at"] >= record["started_at"] + 0.5
+        assert record["duration_s"] > 0.5
 
 
 async def test_a_renewal_lets_them_run_on_and_without_a_leash_they_run_for_ever(sup: Rig) -> None:

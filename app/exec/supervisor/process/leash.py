@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 from shellback.exec.supervisor.loop import Loop, Timer, now
@@ -19,7 +18,7 @@ class Leash:
 
     def __init__(self, loop: Loop, home: str, jobs: Mapping[str, Job], end: Callable[[Job], None]) -> None:
         self._loop = loop
-        self._home = Path(home)
+        self._home = home
         self._jobs = jobs
         self._end = end
         self._timer: Timer | None = None
