@@ -150,11 +150,11 @@ async def test_a_stop_ends_the_wait_for_the_poll_of_another_queue() -> None:
         waits.append(asyncio.create_task(asyncio.to_thread(slots.begin_poll, bell)))
         await asyncio.to_thread(_comes, slots, number)
     stopped.stop()
-    await asyncio.wait_for(waits[0], PATIENCE_S)
-    assert not waits[1].done()
-    slots.end_poll(stopped)
-    slots.end_poll(polling)
-    await asyncio.wait_for(waits[1], PATIENCE_S)
+    ended, left = await asyncio.wait(waits, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    for bell in (stopped, polling):
+        slots.end_poll(bell)
+    await asyncio.wait(waits)
+    assert (ended, left) == ({waits[0]}, {waits[1]})
 
 
 async def test_a_queue_that_leaves_shares_no_slots_and_its_turns_count_on() -> None:
