@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from shellback.mcp_server.tasks import Tasks
 from shellback.storage.connections import Connections
 from shellback.storage.db import Database
 from shellback.work.hosts import hosts
+from shellback.work.hosts.clock import since_boot
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.mailbox import Workspace
@@ -146,7 +146,7 @@ class Calls:
 
     async def _beat(self) -> None:
         """Renew the lease of this host, as a worker does: other hosts give up the processes of a silent one."""
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        began = since_boot()
         await self.database.write(hosts.heard_of, self.host_id)
         await asyncio.to_thread(self.renewed, began)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 
 from shellback.work.elsewhere.lines import Message
 from shellback.work.hosts import hosts
-from shellback.work.notices.notices import Kind, Outbox
+from shellback.work.notices.notices import SILENT, Outbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,19 +18,9 @@ class HostOutbox(Outbox):
 
     told: Callable[[str], Message | None]
 
-    def put(
-        self,
-        conn: sa.Connection,
-        kind: Kind,
-        conversation_id: str,
-        key: str,
-        text: str,
-        approval: dict[str, Any] | None = None,
-    ) -> None:
-        """See `Outbox.put`."""
-        host = hosts.of_conversation(conn, conversation_id)
+    def _of(self, _conn: sa.Connection, _conversation_id: str) -> Outbox:
+        host = hosts.of_conversation(_conn, _conversation_id)
         told = None if host is None else self.told(host.host_id)
-        if host is not None and told is not None and told["notices"]:
-            Outbox(host=host.name, on=True, console=told["console"]).put(
-                *(conn, kind, conversation_id, key, text, approval)
-            )
+        if host is None or told is None:
+            return SILENT
+        return Outbox(host=host.name, on=told["notices"], console=told["console"])

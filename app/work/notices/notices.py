@@ -53,7 +53,8 @@ class Outbox:
         approval: dict[str, Any] | None = None,
     ) -> None:
         """Write a notice in the caller's transaction; a repeated `key` writes nothing."""
-        if not self.on:
+        own = self._of(conn, conversation_id)
+        if not own.on:
             return
         now = time.time()
         payload = {
@@ -61,9 +62,9 @@ class Outbox:
             "conversation": conversation_id,
             "text": visible(text),
             "approval": approval,
-            "link": self._link(conversation_id, approval),
+            "link": _link(own.console, conversation_id, approval),
             "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
-            "host": self.host,
+            "host": own.host,
         }
         row = {
             "kind": kind,
@@ -75,11 +76,16 @@ class Outbox:
         }
         insert_new(conn, notices, row)
 
-    def _link(self, conversation_id: str, approval: dict[str, Any] | None) -> str | None:
-        if not self.console:
-            return None
-        page = f"requests/{approval['id']}" if approval else f"conversations/{quote(conversation_id, safe='')}"
-        return f"{self.console}/{page}"
+    def _of(self, _conn: sa.Connection, _conversation_id: str) -> Outbox:
+        """The outbox for notices of a conversation."""
+        return self
+
+
+def _link(console: str, conversation_id: str, approval: dict[str, Any] | None) -> str | None:
+    if not console:
+        return None
+    page = f"requests/{approval['id']}" if approval else f"conversations/{quote(conversation_id, safe='')}"
+    return f"{console}/{page}"
 
 
 SILENT: Final = Outbox()

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import os
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from shellback.storage.errors import ExecutorTaken, HostTaken
 from shellback.storage.host import boot_of
 from shellback.storage.tables import workers
 from shellback.work.hosts import hosts, placing, roster
-from shellback.work.hosts.clock import Clock, note_leap
+from shellback.work.hosts.clock import Clock, note_leap, since_boot
 from shellback.work.hosts.placing import Offer
 from shellback.work.queue.dbos_private import with_short_waits, without_lookups, without_polls
 from shellback.work.queue.queues import APPLICATION, EVERYWHERE, LOOK_S, WORKFLOW
@@ -188,9 +187,8 @@ class Worker:
         """Register. Leases that nobody renews, as after a restart of the machine, are waited for."""
         held: dict[str, float | None] = {}
         while not self._registered:
-            self._renewed(_uptime())
+            self._renewed(began := since_boot())
             try:
-                began = _uptime()
                 await self._count(partial(_register, config=self.config))
                 self._registered = True
                 await self._note_renewed(began)
@@ -204,7 +202,7 @@ class Worker:
     async def _beat(self) -> None:
         if self.fallen.is_set():
             return
-        begun = _uptime()
+        begun = since_boot()
         try:
             async with asyncio.timeout(self._patience_s(begun)):
                 empty = await self._renew(begun)
@@ -212,7 +210,7 @@ class Worker:
             self._fall(taken)
             return
         except Exception as error:
-            if _uptime() < self._held_until:
+            if since_boot() < self._held_until:
                 raise
             self._lapse(error)
             return
@@ -308,11 +306,6 @@ class Worker:
             "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
         }
-
-
-def _uptime() -> float:
-    """Seconds since the boot, also those that the machine slept."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _register(conn: sa.Connection, config: WorkerConfig) -> None:

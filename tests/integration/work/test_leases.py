@@ -265,7 +265,7 @@ class Beating:
     def __init__(self, db: Any, patch: pytest.MonkeyPatch) -> None:
         nobody: Any = None
         self.now = 100.0
-        patch.setattr(working, "_uptime", lambda: self.now)
+        patch.setattr(working, "since_boot", lambda: self.now)
         self.post, posts = Post(HOST, nobody, nobody), Posts("w", ())
         posts.add(self.post)
         self.worker = Worker(FIRST, db, nobody, nobody, posts, nobody, nobody, nobody)
