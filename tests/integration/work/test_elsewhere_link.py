@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from shellback.storage import members
 from shellback.storage.db import Database
 from shellback.storage.errors import DatabaseUnreachable, MemberRefused, StaleTurn
 from shellback.storage.sessions import SqlSessionStore
-from shellback.storage.tables import conversations, turns
+from shellback.storage.tables import conversations, notices, turns
 from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates, lines, tools
 from shellback.work.elsewhere import link as linking
@@ -40,8 +41,10 @@ from shellback.work.elsewhere.host import Carried, Listener, _Unanswered
 from shellback.work.elsewhere.lines import PROTOCOL, Fit
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.elsewhere.links import HostLinks
+from shellback.work.elsewhere.outbox import HostOutbox
 from shellback.work.elsewhere.tools import HostTools
 from shellback.work.errors import HostUnfit, HostUnreachable
+from shellback.work.hosts import hosts
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn import closing
 from shellback.work.turn.claims import Wakes
@@ -328,6 +331,17 @@ async def test_links_lead_to_the_hosts_that_this_machine_has_joined_and_end_with
         links.at(HOST)
     assert HOST in links  # its items may still be on the way here
     await links.stop()
+
+
+def test_notices_of_a_turn_elsewhere_have_the_name_and_console_of_the_host_if_it_sends_any(sqlite: Database) -> None:
+    Talk(sqlite).send()
+    sqlite.write_now(hosts.heard_of, HOST)
+    told: list[Any] = [None, {"notices": False, "console": ""}, {"notices": True, "console": "http://there"}]
+    for number, of_itself in enumerate(told):
+        outbox = HostOutbox(told={HOST: of_itself}.get)
+        sqlite.write_now(outbox.put, "alarm", "c1", str(number), "it hangs")
+    (found,) = sqlite.read_now(lambda conn: conn.execute(sa.select(notices.c.payload)).scalars().all())
+    assert (found["host"], found["link"]) == (platform.node(), "http://there/conversations/c1")
 
 
 async def test_readers_at_the_host_hear_of_events_at_once_and_of_many_together(two: Two) -> None:
