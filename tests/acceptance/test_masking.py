@@ -38,13 +38,13 @@ while data:
 """
 
 
-def canary() -> str:
-    """A secret of 20 to 60 characters that begins and ends with letters."""
-    inner = "".join(secrets.choice(ALL) for _ in range(18 + secrets.randbelow(40)))
-    return f"q{inner}Z"
+def canary(has: str = "") -> str:
+    """A secret of 18 to 60 characters that begins and ends with letters."""
+    before, after = ("".join(secrets.choice(ALL) for _ in range(8 + secrets.randbelow(20))) for _ in range(2))
+    return f"q{before}{has}{after}Z"
 
 
-CANARIES = [canary() for _ in range(COUNT)]
+CANARIES = [*(canary() for _ in range(COUNT - 5)), *(canary("://") for _ in range(5))]
 ENCODED = [base64.b64encode(b"u:" + one.encode())[4:-8].decode() for one in CANARIES]
 
 

@@ -61,6 +61,15 @@ _ORDINARY: Final = re.compile(
 )
 """Names of what is no secret, even if it looks random or something secret is named with it."""
 _PATH: Final = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,30})+/?|[A-Za-z]:\\.*")
+_REFERENCE: Final = re.compile(
+    r"(?:\$[A-Za-z_][\w:]*|\$\{\{?[^{}]*\}\}?|\$\([^()]*\)|%\w+%|%\(\w+\)s|\{\{[^{}]*\}\}|\{[\w.]+\}|<[^<>]*>)"
+    r"(?:/[\w.@+-]{1,30})*/?"
+)
+_HOST: Final = r"(?:[\w.*%{}$<>-]*|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{0,5}|:\$?\{?[A-Z_]+\}?)?"
+_IS_ADDRESS: Final = re.compile(
+    rf"(?:[a-z]{{2,10}}:)?[a-z][a-z0-9+.-]{{0,30}}://(?:[^\s/?#@]*@)?{_HOST}(?:,{_HOST}){{0,50}}(?:[/?#].*)?", re.DOTALL
+)
+"""Of the whole value: a password, too, may have `://` in it."""
 _ASSIGNED: Final = re.compile(
     r"^[ \t]*(?:export[ \t]+|set[ \t]+)?[\"']?(?P<name>[\w./:@-]{1,100}?)[\"']?[ \t]*(?:=|:[ \t])[ \t]*"
     r"(?P<value>\S.*)$",  # what ends it is stripped later: with it here, a long line would take minutes
@@ -82,9 +91,9 @@ def worth(value: str, *, said: bool) -> bool:
     """
     if len(value) < SHORTEST or len(set(value)) < 4 or "\n" in value or value.lower() in COMMON:
         return False
-    if value[0] in "$%{<" or "://" in value:
-        return False
     mixed = all(re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
+    if _IS_ADDRESS.fullmatch(value) is not None or (_REFERENCE.fullmatch(value) is not None and not mixed):
+        return False
     if _PATH.fullmatch(value) is not None and not (mixed and len(value) >= 2 * UNNAMED and value.count("/") < 4):
         return False
     if said:
@@ -106,10 +115,9 @@ def said(name: str) -> bool:
 def of_variable(name: str, value: str, *, secret: bool = False) -> Named:
     """What is secret in the value of a variable or setting; if not `secret`, its name says whether it is."""
     value = value.strip().strip("\"'")
-    if "://" in value:
-        for address in _ADDRESS.finditer(value):
-            yield from of_address(name, address[0])
-    elif (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
+    for address in _ADDRESS.finditer(value):
+        yield from of_address(name, address[0])
+    if (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
         yield name, value
 
 
@@ -154,7 +162,8 @@ def of_text(file: str, text: str) -> Named:
     yield from _assigned(file, text)
     if file == ".pgpass":
         for line in text.splitlines():
-            yield from of_variable(file, line.rpartition(":")[2], secret=True)
+            *_, password = re.split(r"(?<!\\):", line, maxsplit=4)  # man libpq: a colon in a value has a backslash
+            yield from of_variable(file, re.sub(r"\\(.)", r"\1", password), secret=True)
 
 
 def _assigned(file: str, text: str) -> Named:

@@ -25,7 +25,9 @@ def word(count: int = 24) -> str:
         "", "short", "1234567", "password", "Password", "production", "postgres", "aaaaaaaa", "00000000", "********",
         "/usr/local/bin/python", "~/.config/thing", "./relative/path", "C:\\Windows\\system32", "$DB_PASSWORD",
         "${DB_PASSWORD}", "%(password)s", "{{ vault_key }}", "<your key>", "https://example.org/path",
-        "two\nlines here",
+        "two\nlines here", "$HOME/.config/token", "${{ secrets.DEPLOY }}", "%DB_PASSWORD%", "$(pass show deploy)",
+        "jdbc:postgresql://db.example.org:5432/app", "mongodb://a:27017,b:27017/?replicaSet=rs0", "redis://[::1]:6379",
+        "https://{host}:${PORT}/path", "sqlite:////var/lib/app/state.db", "op://vault/deploy/password",
     ],
 )  # fmt: skip
 def test_short_values_common_words_paths_and_references_are_never_masked(value: str) -> None:
@@ -36,6 +38,27 @@ def test_what_a_name_calls_a_secret_is_masked_from_eight_characters_on() -> None
     assert worth("hunter22", said=True)
     assert worth("correct horse battery", said=True)
     assert worth(f"/{word(39)}", said=True), "base64 may begin with a slash"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "qqpv_://WBzJ!9TCF:2^S!p=/H~YJiq0v!lZ", "correct://horse battery", "k7://%x!yz-W", "ab://horse:staple", "8//://x9Q",
+        "$2b$12$R9h/cIPz0gi.URNNX3kh2O", "$ummer2024!", "%aB3-x9Q/r", "{aB3x9Qr}", "<aB3x9Qr7>", "{aB3}x9Qr-7",
+    ],
+)  # fmt: skip
+def test_a_secret_may_begin_as_a_reference_does_or_have_in_it_what_an_address_has(value: str) -> None:
+    assert list(of_variable("DEPLOY_TOKEN", value)) == [("DEPLOY_TOKEN", value)]
+    assert values(".env", f"DEPLOY_TOKEN='{value}'\n") == {value}
+
+
+@pytest.mark.parametrize("part", ["a", "$a", "{a}", "a.", "%41", "a:1,", "<", "x@", "/a", "${{"])
+def test_a_long_value_is_judged_at_once(part: str) -> None:
+    before = time.thread_time()
+    for begin in ("ab://", "$", "%", "<", "/", "jdbc:ab://["):
+        value = f"{begin}{part * (FILE_BYTES // 4)} !"
+        assert list(of_variable("A_TOKEN", value))[-1:] == ([("A_TOKEN", value)] if worth(value, said=True) else [])
+    assert time.thread_time() - before < 2
 
 
 @pytest.mark.parametrize(
@@ -122,6 +145,7 @@ def test_the_values_of_known_kinds_of_files_are_found() -> None:
     assert values(".netrc", f"machine example.org login me password {one}\n") == {one}
     assert values(".git-credentials", f"https://me:{one}@example.org\n") == {one}
     assert values(".pgpass", f"db:5432:app:me:{one}\n") == {one}
+    assert values(".pgpass", f"# of us\ndb:5432:app:me:{one}\\:and\\\\{two}\n") == {f"{one}:and\\{two}"}
     assert values(
         "config.json", json.dumps({"auths": {"r.example.org": {"auth": one}}, "HttpHeaders": {"A": two}})
     ) == {one}
