@@ -612,7 +612,8 @@ def _listeners(
         seconds=settings.turn_max_seconds,
         fit=fit_of(equipment.views, equipment.tools.parts, notices=outbox.on, console=outbox.console),
     )
-    return (Listener((address.strip("[]"), int(port)), where.home, where.host_id, where.database, carried),)
+    reached_at = address.strip("[]"), int(port)
+    return (Listener(reached_at, where.home, where.host_id, where.database, carried, a_doorbell(where)),)
 
 
 def fit_of(views: Views, parts: frozenset[Part], **its: Any) -> Fit:

@@ -34,7 +34,9 @@ from shellback.storage.errors import StaleTurn, StorageError
 from shellback.work.elsewhere import certificates, lines
 from shellback.work.elsewhere.holding import held_by
 from shellback.work.elsewhere.lines import Fit, Message
+from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.mailbox import Workspace
+from shellback.work.queue.queues import queues_of
 from shellback.work.turn.deps import TurnDeps
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,8 @@ class _Running:
 class Listener:
     """Listens at `address` for machines that have joined; a service of the worker or host of this machine.
 
-    While another process of this host has the address, it waits until that one ends.
+    While another process of this host has the address, it waits until that one ends. What rings at `doorbell`, and is
+    not taken by a worker here first, it tells all workers elsewhere.
     """
 
     address: tuple[str, int]
@@ -95,6 +98,7 @@ class Listener:
     host_id: str
     database: Database
     carried: Carried
+    doorbell: Doorbell
     look_s: float = LOOK_S
     orphan_s: float = ORPHAN_S
     _trusted: dict[str, str] = field(init=False, default_factory=dict[str, str])
@@ -118,6 +122,7 @@ class Listener:
         task, self._task = self._task, None
         if task is not None:
             await cancelled([task])
+        await self.doorbell.close()
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -128,6 +133,8 @@ class Listener:
 
     async def _serve(self, context: ssl.SSLContext, certificate: str) -> None:
         self._server = await self._listening(context)
+        for queue in queues_of(self.host_id):
+            await self.doorbell.read("elsewhere", partial(self._ring, queue), queue)
         shown = "{}:{}".format(*self.address)
         noted = False
         while True:
@@ -142,6 +149,14 @@ class Listener:
             except StorageError as error:  # connections stay: each call asks the database, too
                 log.info("who is trusted was not looked up: %s", error)
                 await self.database.pause(self.look_s, since=began)
+
+    def _ring(self, queue: str) -> bool:
+        """Tell workers elsewhere of an item. Other workers of this host are to hear it, too."""
+        for writer, fingerprint in self._open.items():
+            # Who does not read finds the item when it looks.
+            if fingerprint in self._trusted and not writer.transport.get_write_buffer_size():
+                writer.write(lines.packed({"id": lines.RUNG, "rung": queue}))
+        return False
 
     async def _listening(self, context: ssl.SSLContext) -> asyncio.Server:
         told = False

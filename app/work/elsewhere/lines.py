@@ -1,7 +1,8 @@
 """What hosts and workers elsewhere tell each other: JSON, a line for each message, over TLS.
 
 A request has an `id` and what to `do`; its answer has that id, and `ok` or `failed`. An empty line says that the sender
-is alive. A request may be sent again on another connection, so each may be carried out twice at the same time.
+is alive. A request may be sent again on another connection, so each may be carried out twice at the same time. What has
+the id `RUNG` is no answer: the host tells the queue of a new item.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from shellback.storage.errors import StaleTurn
 PROTOCOL: Final = 4
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
+HELLO: Final = -1
+RUNG: Final = -2
 ALIVE_S: Final = 10.0
 SILENCE_S: Final = 30.0
 """After this time without a line the other side is gone, or the network between."""
@@ -93,6 +96,18 @@ async def lines(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
             yield found
 
 
+def packed(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent.
+
+    Raises:
+        ValueError: It is too long.
+    """
+    line = json.dumps(message, default=to_jsonable_python).encode("ascii") + b"\n"
+    if len(line) > LINE:
+        raise ValueError(f"a message of {len(line):,} bytes is longer than {LINE:,}")
+    return line
+
+
 async def send(writer: asyncio.StreamWriter, message: Mapping[str, Any] | None = None) -> None:
     """Send a message, or that we are alive.
 
@@ -100,10 +115,7 @@ async def send(writer: asyncio.StreamWriter, message: Mapping[str, Any] | None =
         OSError: The connection is broken, or takes nothing for `SILENCE_S` (TimeoutError).
         ValueError: It is too long.
     """
-    line = b"\n" if message is None else json.dumps(message, default=to_jsonable_python).encode("ascii") + b"\n"
-    if len(line) > LINE:
-        raise ValueError(f"a message of {len(line):,} bytes is longer than {LINE:,}")
-    writer.write(line)
+    writer.write(b"\n" if message is None else packed(message))
     async with asyncio.timeout(SILENCE_S):
         await writer.drain()
 

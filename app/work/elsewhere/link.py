@@ -42,7 +42,8 @@ class HostLink:
 
     The host has to fit `fit`; `host` is what it has told of itself. `gone` is called, with the reason, when it does not
     fit any more, or has not answered for `patience_s`: no request will be answered here. With `hands_on` turns that
-    wait for it then end unrecorded, and `reached` is called whenever it answers again.
+    wait for it then end unrecorded, and `reached` is called whenever it answers again. `rung` is called with the queue
+    of an item that no worker of the host has taken at once.
     """
 
     database: Database
@@ -52,6 +53,7 @@ class HostLink:
     patience_s: float = PATIENCE_S
     gone: Callable[[str], object] = lambda _: None
     reached: Callable[[], object] = lambda: None
+    rung: Callable[[str], object] = lambda _: None
     hands_on: bool = False
     host: Message = field(init=False, default_factory=dict[str, Any])
     _waiting: dict[int, asyncio.Future[Any]] = field(init=False, default_factory=dict[int, "asyncio.Future[Any]"])
@@ -235,10 +237,12 @@ class HostLink:
             reader, writer = await asyncio.open_connection(address, int(port), ssl=context, limit=lines.LINE)
         beats = asyncio.create_task(lines.alive(writer))
         try:
-            await lines.send(writer, {"id": -1, "do": "hello"})
+            await lines.send(writer, {"id": lines.HELLO, "do": "hello"})
             async for told in lines.lines(reader):
-                if told["id"] == -1:
+                if told["id"] == lines.HELLO:
                     self._greeted(told, writer)
+                elif told["id"] == lines.RUNG:
+                    self.rung(str(told["rung"]))
                 elif (answer := self._waiting.get(told["id"])) is None:
                     self.silent = False
                 elif not answer.done():

@@ -2,8 +2,8 @@
 
 On one host it is a datagram to a socket in the state directory, to one worker at random; a worker whose slots are taken
 sends it on to the next. From another host it is a NOTIFY of Postgres to one process of the host, which sends the
-datagram. It rings after the commit; an item whose ring is lost, by a crash or at a process that is paused, is found
-within 5 s.
+datagram. A host tells its workers elsewhere of what no worker here took at once. It rings after the commit; an item
+whose ring is lost, by a crash or at a process that is paused, is found within 5 s.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import platform
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,9 @@ from shellback.work.elsewhere.outbox import HostOutbox
 from shellback.work.elsewhere.tools import HostTools
 from shellback.work.errors import HostUnfit, HostUnreachable
 from shellback.work.hosts import hosts
+from shellback.work.queue.doorbell import Doorbell
 from shellback.work.queue.mailbox import Workspace
+from shellback.work.queue.queues import queues_of
 from shellback.work.turn import closing
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.deps import TurnDeps
@@ -126,7 +129,8 @@ class Two:
             tools=desk, ground_at=desk.ground, described=lambda ground: f"It is {ground}.", recorded=desk.recorded,
             closed=desk.closed, noted=desk.noted, gate=True, seconds=60.0, fit=FIT,
         )  # fmt: skip
-        self.reach = Listener(("127.0.0.1", port), root / "here", HOST, db, carried, look_s=0.05)
+        bell = Doorbell(root / "here", HOST, db)
+        self.reach = Listener(("127.0.0.1", port), root / "here", HOST, db, carried, bell, look_s=0.05)
         self.link = HostLink(db, HOST, self.away, FIT, patience_s=10.0)
         self.tools = HostTools(self.link, PARTS, enabled=True)
         self.item = Talk(db).send()
@@ -213,6 +217,25 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence that is noticed soon."""
     monkeypatch.setattr(lines, "ALIVE_S", 0.1)
     monkeypatch.setattr(lines, "SILENCE_S", 0.5)
+
+
+async def test_workers_elsewhere_hear_of_what_no_worker_of_the_host_takes(two: Two) -> None:
+    elsewhere, own = list[str](), list[str]()
+    two.link.rung = elsewhere.append
+    ours, rings = (Doorbell(two.reach.home, HOST, two.db) for _ in range(2))
+
+    def full(queue: str) -> bool:
+        own.append(queue)
+        return False
+
+    await ours.listen("own", {queue: partial(full, queue) for queue in queues_of(HOST)})
+    try:
+        for number in range(1, 21):  # each time another one is asked first
+            for queue in queues_of(HOST):
+                rings.ring(HOST, queue)
+                await until(lambda: own.count(queue) == elsewhere.count(queue) == number)  # noqa: B023 - it is over
+    finally:
+        await ours.close()
 
 
 async def test_a_call_has_its_origin_result_and_standing_on_the_host(two: Two) -> None:
