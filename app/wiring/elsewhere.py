@@ -159,7 +159,7 @@ def _post(where: Place, client: DBOSClient, version: str, runner: TurnRunner, li
 
     doorbell = Doorbell(where.home, link.host_id, where.database, where.notifications)
     takeover = takeover_of(where, client, version, runner, doorbell, host_id=link.host_id)
-    link.rung = doorbell.ring_here
+    link.rung = doorbell.answer
     return Post(link.host_id, doorbell, takeover, lambda: link.connected)
 
 

@@ -61,13 +61,14 @@ _ORDINARY: Final = re.compile(
 )
 """Names of what is no secret, even if it looks random or something secret is named with it."""
 _PATH: Final = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+-]{1,30})+/?|[A-Za-z]:\\.*")
-_REFERENCE: Final = re.compile(
-    r"(?:\$[A-Za-z_][\w:]*|\$\{\{?[^{}]*\}\}?|\$\([^()]*\)|%\w+%|%\(\w+\)s|\{\{[^{}]*\}\}|\{[\w.]+\}|<[^<>]*>)"
-    r"(?:/[\w.@+-]{1,30})*/?"
-)
-_HOST: Final = r"(?:[\w.*%{}$<>-]*|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{0,5}|:\$?\{?[A-Z_]+\}?)?"
+_NAMED_SO: Final = r"\$[A-Za-z_]\w*(?::\w+)?|%[\w():]+%|\{[\w.:]+\}|<[^<>]*>"
+"""What refers to something by its name, if no password looks so: it has both small letters and digits."""
+_REFERRED: Final = rf"(?:{_NAMED_SO}|\$\{{[^{{}}]*\}}|\$?\{{\{{[^{{}}]*\}}\}}|\$\([^()]*\)|%\(\w+\)s)"
+_REFERENCE: Final = re.compile(rf"{_REFERRED}(?::{_REFERRED})*(?:/[\w.@+-]{{1,30}})*/?")
+_HOST: Final = r"(?:[\w.*%{}$<>-]*|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{0,5}|:\$?\{?(?-i:[A-Z_]+)\}?)?"
 _IS_ADDRESS: Final = re.compile(
-    rf"(?:[a-z]{{2,10}}:)?[a-z][a-z0-9+.-]{{0,30}}://(?:[^\s/?#@]*@)?{_HOST}(?:,{_HOST}){{0,50}}(?:[/?#].*)?", re.DOTALL
+    rf"(?:[a-z]{{2,10}}:)?[a-z][a-z0-9+.-]{{0,30}}://(?:[^\s/?#@]*@)?{_HOST}(?:, ?{_HOST}){{0,50}}(?:[/?#].*)?",
+    re.DOTALL | re.IGNORECASE,
 )
 """Of the whole value: a password, too, may have `://` in it."""
 _ASSIGNED: Final = re.compile(
@@ -77,6 +78,8 @@ _ASSIGNED: Final = re.compile(
 )
 _IN_JSON: Final = re.compile(r'"(?P<name>[^"\\\n]{1,100})"\s*:\s*(?P<value>"(?:[^"\\\n]|\\.){1,4096}")')
 _NETRC: Final = re.compile(r"\b(?P<name>password|account)\s+(?P<value>\S+)")
+_PGPASS: Final = re.compile(r"(?:(?:\\.|[^:\\])*:){4}((?:\\.|[^:\\])*)")
+"""host:port:database:user:password; a backslash stands before a colon or backslash in them (libpq, "Password File")."""
 _KEY: Final = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(.*?)(?:-----END|\Z)", re.DOTALL)
 _WEB: Final = frozenset({"http", "https", "ws", "wss"})
 _ADDRESS: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s\"'<>]+")
@@ -92,7 +95,7 @@ def worth(value: str, *, said: bool) -> bool:
     if len(value) < SHORTEST or len(set(value)) < 4 or "\n" in value or value.lower() in COMMON:
         return False
     mixed = all(re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
-    if _IS_ADDRESS.fullmatch(value) is not None or (_REFERENCE.fullmatch(value) is not None and not mixed):
+    if _IS_ADDRESS.fullmatch(value) is not None or _refers(value):
         return False
     if _PATH.fullmatch(value) is not None and not (mixed and len(value) >= 2 * UNNAMED and value.count("/") < 4):
         return False
@@ -107,6 +110,13 @@ def worth(value: str, *, said: bool) -> bool:
     )
 
 
+def _refers(value: str) -> bool:
+    """Whether a value is a reference to another one, and nothing else."""
+    if _REFERENCE.fullmatch(value) is None:
+        return False
+    return not any(re.search("[a-z]", name) and re.search("[0-9]", name) for name in re.findall(_NAMED_SO, value))
+
+
 def said(name: str) -> bool:
     """Whether a name says that its value is secret."""
     return all((_SECRET_NAME.search(name), not _NO_SECRET_NAME.search(name), not _ORDINARY.search(name)))
@@ -115,8 +125,12 @@ def said(name: str) -> bool:
 def of_variable(name: str, value: str, *, secret: bool = False) -> Named:
     """What is secret in the value of a variable or setting; if not `secret`, its name says whether it is."""
     value = value.strip().strip("\"'")
-    for address in _ADDRESS.finditer(value):
-        yield from of_address(name, address[0])
+    if "://" in value:
+        parts = [
+            *re.split(r"[,;] ?(?=[A-Za-z][A-Za-z0-9+.-]*://)", value),
+            *(one[0] for one in _ADDRESS.finditer(value)),
+        ]
+        yield from dict.fromkeys(found for part in parts for found in of_address(name, part))
     if (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
         yield name, value
 
@@ -157,13 +171,21 @@ def of_text(file: str, text: str) -> Named:
     if re.fullmatch(r"[^\s=:]+=*", one) is not None:
         yield from of_variable(file, one, secret=True)
         return
+    found = [*_addressed(file, text), *_assigned(file, text), *(_of_pgpass(file, text) if file == ".pgpass" else ())]
+    yield from found
+    if not found and re.fullmatch(r"[^\s{\[]\S*", one) is not None and _ASSIGNED.match(one) is None:
+        yield from of_variable(file, one, secret=True)
+
+
+def _addressed(file: str, text: str) -> Named:
     for address in _ADDRESS.finditer(text):
         yield from of_address(file, address[0])
-    yield from _assigned(file, text)
-    if file == ".pgpass":
-        for line in text.splitlines():
-            *_, password = re.split(r"(?<!\\):", line, maxsplit=4)  # man libpq: a colon in a value has a backslash
-            yield from of_variable(file, re.sub(r"\\(.)", r"\1", password), secret=True)
+
+
+def _of_pgpass(file: str, text: str) -> Named:
+    for line in text.splitlines():
+        if (found := _PGPASS.match(line)) is not None:
+            yield from of_variable(file, re.sub(r"\\(.)", r"\1", found[1]), secret=True)
 
 
 def _assigned(file: str, text: str) -> Named:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import ssl
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,8 @@ KEPT_S: Final = 60.0
 """How long the result of a call is kept for a worker that lost its connection."""
 ORPHAN_S: Final = 60.0
 """A call for which nobody waits ends after this time, as if its worker had died: another worker has asked by then."""
+UNREAD: Final = 64 * 1024
+"""From so many bytes on that a worker has not read it is not told of items."""
 AT_ONCE: Final = 256
 """Requests of one connection at the same time; the next ones are not read before one has ended."""
 
@@ -89,8 +92,8 @@ class _Running:
 class Listener:
     """Listens at `address` for machines that have joined; a service of the worker or host of this machine.
 
-    While another process of this host has the address, it waits until that one ends. What rings at `doorbell`, and is
-    not taken by a worker here first, it tells all workers elsewhere.
+    While another process of this host has the address, it waits until that one ends. What rings at `doorbell` it tells
+    all workers elsewhere, unless a worker of this host was asked before and has taken it.
     """
 
     address: tuple[str, int]
@@ -115,6 +118,9 @@ class Listener:
         own, certificate = await asyncio.to_thread(certificates.of_machine, self.home)
         context = certificates.towards_workers(own)
         await self._look(context)
+        reader = f"elsewhere {uuid.uuid4().hex}"
+        for queue in queues_of(self.host_id):
+            await self.doorbell.read(reader, partial(self._ring, queue), queue)
         self._task = asyncio.create_task(self._serve(context, certificate))
 
     async def stop(self) -> None:
@@ -133,8 +139,6 @@ class Listener:
 
     async def _serve(self, context: ssl.SSLContext, certificate: str) -> None:
         self._server = await self._listening(context)
-        for queue in queues_of(self.host_id):
-            await self.doorbell.read("elsewhere", partial(self._ring, queue), queue)
         shown = "{}:{}".format(*self.address)
         noted = False
         while True:
@@ -154,7 +158,7 @@ class Listener:
         """Tell workers elsewhere of an item. Other workers of this host are to hear it, too."""
         for writer, fingerprint in self._open.items():
             # Who does not read finds the item when it looks.
-            if fingerprint in self._trusted and not writer.transport.get_write_buffer_size():
+            if fingerprint in self._trusted and writer.transport.get_write_buffer_size() < UNREAD:
                 writer.write(lines.packed({"id": lines.RUNG, "rung": queue}))
         return False
 

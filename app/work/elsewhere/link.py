@@ -21,6 +21,7 @@ from shellback.storage.errors import StorageError
 from shellback.work.elsewhere import certificates, lines
 from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.errors import HostUnfit, HostUnreachable
+from shellback.work.queue.queues import queues_of
 from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class HostLink:
     The host has to fit `fit`; `host` is what it has told of itself. `gone` is called, with the reason, when it does not
     fit any more, or has not answered for `patience_s`: no request will be answered here. With `hands_on` turns that
     wait for it then end unrecorded, and `reached` is called whenever it answers again. `rung` is called with the queue
-    of an item that no worker of the host has taken at once.
+    of a new item, which another worker may take first, and with each queue after a connection was made.
     """
 
     database: Database
@@ -259,6 +260,8 @@ class HostLink:
         self._writer, self.host, self._failure, self.silent = writer, told["ok"], None, False
         self._tell()
         self.reached()
+        for queue in queues_of(self.host_id):
+            self.rung(queue)  # items may have come before
         log.info("host %s is reached", self.host_id[:12])
 
     def _lost(self, writer: asyncio.StreamWriter) -> None:

@@ -2,8 +2,8 @@
 
 On one host it is a datagram to a socket in the state directory, to one worker at random; a worker whose slots are taken
 sends it on to the next. From another host it is a NOTIFY of Postgres to one process of the host, which sends the
-datagram. A host tells its workers elsewhere of what no worker here took at once. It rings after the commit; an item
-whose ring is lost, by a crash or at a process that is paused, is found within 5 s.
+datagram. The process that listens for workers elsewhere is asked as a worker without slots, and tells them. It rings
+after the commit; an item whose ring is lost, by a crash or at a process that is paused, is found within 5 s.
 """
 
 from __future__ import annotations
@@ -183,6 +183,11 @@ class Doorbell:
     def ring_here(self, queue: str) -> bool:
         """Tell all who listen to this name on this host; never raises. Whether somebody heard it."""
         return knock(self._directory, queue)
+
+    def answer(self, queue: str) -> None:
+        """Do what a ring at `queue` does in this process."""
+        if self._bells is not None and queue in self._bells:
+            self._bells[queue]()
 
     def ring_another(self, queue: str, executor_id: str) -> None:
         """Tell another worker of this host than this one; each whose slots are taken tells the next, until all know."""

@@ -219,7 +219,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "SILENCE_S", 0.5)
 
 
-async def test_workers_elsewhere_hear_of_what_no_worker_of_the_host_takes(two: Two) -> None:
+async def test_workers_elsewhere_and_of_the_host_hear_of_items_that_none_takes(two: Two) -> None:
     elsewhere, own = list[str](), list[str]()
     two.link.rung = elsewhere.append
     ours, rings = (Doorbell(two.reach.home, HOST, two.db) for _ in range(2))
@@ -236,6 +236,30 @@ async def test_workers_elsewhere_hear_of_what_no_worker_of_the_host_takes(two: T
                 await until(lambda: own.count(queue) == elsewhere.count(queue) == number)  # noqa: B023 - it is over
     finally:
         await ours.close()
+
+
+async def test_a_worker_elsewhere_looks_for_items_when_it_reaches_its_host_again(two: Two) -> None:
+    heard = list[str]()
+    two.link.rung = heard.append
+    two.relay.break_("cut")
+    await two.lost()
+    two.relay.heal()
+    await until(lambda: sorted(heard) == sorted(queues_of(HOST)))
+
+
+async def test_a_process_that_waits_for_the_address_takes_no_ring_from_the_one_that_has_it(two: Two) -> None:
+    heard = list[str]()
+    two.link.rung = heard.append
+    second = replace(two.reach, doorbell=Doorbell(two.reach.home, HOST, two.db))
+    await second.start()
+    try:
+        for number in range(1, 11):
+            Doorbell(two.reach.home, HOST, two.db).ring(HOST, queues_of(HOST)[0])
+            await until(lambda: len(heard) >= number)  # noqa: B023 - it is over
+    finally:
+        await second.stop()
+    Doorbell(two.reach.home, HOST, two.db).ring(HOST, queues_of(HOST)[0])
+    await until(lambda: len(heard) >= 11)
 
 
 async def test_a_call_has_its_origin_result_and_standing_on_the_host(two: Two) -> None:

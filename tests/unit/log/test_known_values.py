@@ -27,7 +27,9 @@ def word(count: int = 24) -> str:
         "${DB_PASSWORD}", "%(password)s", "{{ vault_key }}", "<your key>", "https://example.org/path",
         "two\nlines here", "$HOME/.config/token", "${{ secrets.DEPLOY }}", "%DB_PASSWORD%", "$(pass show deploy)",
         "jdbc:postgresql://db.example.org:5432/app", "mongodb://a:27017,b:27017/?replicaSet=rs0", "redis://[::1]:6379",
-        "https://{host}:${PORT}/path", "sqlite:////var/lib/app/state.db", "op://vault/deploy/password",
+        "https://{host}:${PORT}/path", "HTTPS://example.org", "http://a.example:1, http://b.example:2",
+        "{{ .Values.s3Token | b64enc }}", "${{ secrets.AWS_S3_KEY }}", "$HOME/.config/App2/token", "${USER}:${PASS2}",
+        "%env(API_TOKEN)%", "{env:API_TOKEN}", "$env:API_TOKEN", "sqlite:////var/lib/app/state.db", "op://vault/deploy/password",
     ],
 )  # fmt: skip
 def test_short_values_common_words_paths_and_references_are_never_masked(value: str) -> None:
@@ -45,6 +47,7 @@ def test_what_a_name_calls_a_secret_is_masked_from_eight_characters_on() -> None
     [
         "qqpv_://WBzJ!9TCF:2^S!p=/H~YJiq0v!lZ", "correct://horse battery", "k7://%x!yz-W", "ab://horse:staple", "8//://x9Q",
         "$2b$12$R9h/cIPz0gi.URNNX3kh2O", "$ummer2024!", "%aB3-x9Q/r", "{aB3x9Qr}", "<aB3x9Qr7>", "{aB3}x9Qr-7",
+        "$ecretpass1", "{s3cret99}", "%s3cret99%", "${A_VALUE}:s3cret99",
     ],
 )  # fmt: skip
 def test_a_secret_may_begin_as_a_reference_does_or_have_in_it_what_an_address_has(value: str) -> None:
@@ -124,6 +127,12 @@ def test_the_path_of_a_database_is_no_secret() -> None:
     assert list(of_variable("DATABASE_URL", url, secret=True)) == found
 
 
+def test_each_password_of_several_addresses_is_secret_whatever_it_has() -> None:
+    one, two = f"{word()}<{word()}", word()
+    found = list(of_variable("BROKERS", f"amqp://a:{one}@a.example,amqp://b:{two}@b.example"))
+    assert {value for _, value in found} == {one, two}
+
+
 def test_of_an_address_the_password_and_what_looks_random_are_secret() -> None:
     password, token = word(), word()
     found = dict(of_variable("DATABASE_URL", f"postgresql://app:{password}@db.example.org/app?sslmode=require"))
@@ -145,12 +154,16 @@ def test_the_values_of_known_kinds_of_files_are_found() -> None:
     assert values(".netrc", f"machine example.org login me password {one}\n") == {one}
     assert values(".git-credentials", f"https://me:{one}@example.org\n") == {one}
     assert values(".pgpass", f"db:5432:app:me:{one}\n") == {one}
-    assert values(".pgpass", f"# of us\ndb:5432:app:me:{one}\\:and\\\\{two}\n") == {f"{one}:and\\{two}"}
+    lines = f"# ours\ndb:5432:app:me:{one}\\:and\\\\{two}\n*:*:*:do\\\\:{two}:end\n"
+    assert values(".pgpass", lines) == {f"{one}:and\\{two}", two}
+    assert values(".pgpass", f"db:5432:app:me:{one}") == {one}
     assert values(
         "config.json", json.dumps({"auths": {"r.example.org": {"auth": one}}, "HttpHeaders": {"A": two}})
     ) == {one}
     assert values("hosts.yml", f"example.org:\n    user: somebody\n    oauth_token: {one}\n") == {one}
     assert values(".vault-token", f"{one}\n") == {one}
+    assert values(".vault-token", f"{one}://!:{two}\n") == {f"{one}://!:{two}"}
+    assert values(".env", "APPLICATION=standard\n") == values("credentials.json", '{"application":7}') == set()
     body = [word(64), word(64), word(12)]
     key = "\n".join(["-----BEGIN OPENSSH PRIVATE KEY-----", *body, "-----END OPENSSH PRIVATE KEY-----", ""])
     assert values("id_ed25519", key) == set(body)
