@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
+import pytest
 from dbos import DBOSClient
 
 from chaos.options import seconds, unless_cut_off, whole
@@ -49,7 +50,9 @@ def _run(options: argparse.Namespace) -> int:
         with (
             serving_postgres(durable=True, connections=40 * options.hosts + 60) as server,
             pooling(server) if options.pooler else nullcontext() as pooler,
-            town(server, server.create(TEMPLATE), options.hosts, options.workers, pooler, **ENVIRON) as hosts,
+            town(
+                server, server.create(TEMPLATE), options.hosts, options.workers, pooler, options.machines, **ENVIRON
+            ) as hosts,
             Staff(
                 hosts,
                 server,
@@ -61,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
         ):
             run = Soak(hosts[0].stage, staff, options)
             found = run.run()
-    except NoPostgres as error:
+    except (NoPostgres, pytest.skip.Exception) as error:
         sys.exit(f"soak: {error}")
     said = figures.markdown(found) if options.markdown else figures.table(found)
     print(said)
@@ -74,6 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         "hosts": options.hosts,
         "workers": options.workers,
         "pooler": options.pooler,
+        "machines": options.machines,
         "upgrades": options.upgrades,
         "at_rest": options.at_rest,
         "processes": options.processes,
@@ -109,6 +113,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--upgrades", action="store_true", help="workers end one after another, and come back as another version"
     )
+    parser.add_argument(
+        "--machines",
+        action="store_true",
+        help="each host, and the database, in a network namespace; hosts are unplugged, too (root, no --upgrades)",
+    )
     parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
     parser.add_argument("--at-rest", type=int, default=0, metavar="N", help="conversations beside them (0)")
     parser.add_argument("--sleep", type=seconds, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
@@ -118,7 +127,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calm", action="store_true", help="kill nobody")
     parser.add_argument("--json", type=Path, default=RESULTS, help=f"where the facts go ({RESULTS.parent.name}/...)")
     parser.add_argument("--markdown", action="store_true", help="a table for a document")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.machines and (options.hosts == 1 or options.upgrades):
+        parser.error("--machines needs two --hosts or more, and workers of one version")
+    return options
 
 
 class Stalled(Exception):

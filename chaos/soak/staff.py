@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Self
 
 from chaos.links import FAULTS, Link
@@ -20,8 +21,11 @@ from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.exec.core.errors import ExecError
 from tests.databases import Pooler, PostgresServer
+from tests.machines import Machine, machines
 from tests.stage import Stage, stage
 
+PORT: Final = 7000
+"""The first one on the machine of the database."""
 SETTLE_S: Final = 5.0
 """After a recovery, before latencies count again."""
 ON_ITS_WAY_S: Final = 1.0
@@ -60,17 +64,19 @@ class Post:
     def hire(self) -> WorkerChild:
         """A worker that serves."""
         version = f"release {self.release}" if self.release else None
-        return self.host.stage.hire(version, WORKER_NAME=self.name)
+        before = self.host.machine.inside() if self.host.machine is not None else ()
+        return self.host.stage.hire(version, executed=bool(before), before=before, WORKER_NAME=self.name)
 
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A state directory with workers; `link` leads them to the database."""
+    """A state directory with workers, on a machine of its own if any; `link` leads them to the database."""
 
     name: str
     stage: Stage
     workers: int = 2
     link: Link | None = None
+    machine: Machine | None = None
     posts: list[Post] = field(init=False)
     supervisor: int = 0
     keeper: int = 0
@@ -81,23 +87,44 @@ class Host:
 
 @contextmanager
 def town(
-    server: PostgresServer, database: str, hosts: int, workers: int, pooler: Pooler | None, **environ: str
+    server: PostgresServer,
+    database: str,
+    hosts: int,
+    workers: int,
+    pooler: Pooler | None,
+    apart: bool = False,
+    /,
+    **environ: str,
 ) -> Generator[list[Host]]:
-    """Hosts that share a database and a directory for files; with more than one, each has a link of its own."""
+    """Hosts that share a database and a directory for files; with more than one, each has a link of its own.
+
+    With `apart` each is on a machine of its own, as the database is.
+    """
     with ExitStack() as stack:
+        places = stack.enter_context(machines(hosts + 1)) if apart else []
         found: list[Host] = []
         for name in itertools.islice("abcdefgh", hosts):
             shared = {"WORKSPACE_ROOT": str(found[0].stage.workspace)} if found else {}
             host = Host(name, stack.enter_context(stage(server.url(database), **environ, **shared)), workers)
             if hosts > 1:
                 host.link = stack.enter_context(Link())
-                direct = f"postgresql://postgres@/{database}?host={host.link.to(server.directory)}"
+                if apart:
+                    host.machine = places[len(found) + 1]
+                direct = _way(host.link, server.directory, database, places[:1], PORT + 2 * len(found))
                 host.stage.environ |= {"DATABASE_URL": direct, "DATABASE_DIRECT_URL": direct}
                 if pooler is not None:
-                    pooled = f"postgresql://postgres@/{database}?host={host.link.to(pooler.directory)}"
+                    pooled = _way(host.link, pooler.directory, database, places[:1], PORT + 2 * len(found) + 1)
                     host.stage.environ["DATABASE_URL"] = pooled
             found.append(host)
         yield found
+
+
+def _way(link: Link, target: Path, database: str, places: Sequence[Machine], port: int) -> str:
+    """Where a link leads to the database: on the first machine, if there are any, or by a socket."""
+    for place in places:
+        link.at(place.listening(port), target)
+        return f"postgresql://postgres@{place.address}:{port}/{database}"
+    return f"postgresql://postgres@/{database}?host={link.to(target)}"
 
 
 class Staff:
@@ -133,6 +160,8 @@ class Staff:
             harms |= {"link": self._break_a_link, "pause": self._pause_a_worker}
         if pooler is not None:
             harms["pooler"] = self._kill_the_pooler
+        if any(host.machine is not None for host in hosts):
+            harms["machine"] = self._unplug_a_machine
         if upgrades:
             harms["upgrade"] = self._upgrade_a_worker
         self.harms: dict[str, Callable[[], None]] = harms
@@ -232,6 +261,20 @@ class Staff:
 
         def heal() -> None:
             link.heal()
+            outage.back_at = time.time()
+
+        self._later(heal)
+
+    def _unplug_a_machine(self) -> None:
+        host = self._rng.choice(self.hosts)
+        machine, name = host.machine, f"machine {host.name}"
+        if machine is None or self._is_out(name):
+            return
+        outage = self._out(name)
+        machine.unplug()
+
+        def heal() -> None:
+            machine.plug()
             outage.back_at = time.time()
 
         self._later(heal)

@@ -14,7 +14,8 @@ from shellback.exec.backends.homes import known
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
-from shellback.exec.wire import layout
+from shellback.exec.supervisor.loop import now
+from shellback.exec.wire import layout, leash
 from tests.podmans import Yard, inside, yards
 from tests.supervisors import cancelled, raising, until
 
@@ -50,6 +51,17 @@ async def begin(home: Path) -> None:
     """Start what goes on when we have left."""
     async with inside(home) as rig:
         assert (await rig.start("long", "sleep 300", cwd="/workspace", uid=65534, gid=65534))["outcome"] == "started"
+
+
+async def test_commands_in_a_container_end_when_the_leash_of_their_host_does(place: Yard) -> None:
+    backend = place.backend()
+    await place.run("true", backend=backend)
+    (home,) = backend.containers.homes()
+    leash.renew(backend.containers.root.parent, now() + 1.0)
+    async with inside(home) as rig:
+        assert (await rig.start("long", "sleep 300", cwd="/workspace", uid=65534, gid=65534))["outcome"] == "started"
+        record = await rig.exit("long")
+    assert (record["ended_by"], record["survivors"]) == ("lease", [])
 
 
 async def test_calls_at_the_same_time_make_one_container_and_the_next_worker_goes_on_with_it(place: Yard) -> None:
