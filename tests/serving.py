@@ -68,9 +68,16 @@ def served(on: Stage, *options: str, port: int = 0, **environ: str) -> Generator
 
 
 def token(on: Stage, name: str, *options: str) -> str:
-    """A new token, for the conversation of its own name unless options say another."""
-    options = options or ("--conversation", name)
-    return str(facts(shellback(on, "tokens", "add", name, *options, "--json"))["token"])
+    """A new token, for the conversation of its own name unless options say another.
+
+    One that an earlier try of the test has left is revoked.
+    """
+    words = "tokens", "add", name, *(options or ("--conversation", name)), "--json"
+    added = shellback(on, *words)
+    if "is in force: revoke it" in added.stderr:
+        facts(shellback(on, "tokens", "revoke", name, "--json"))
+        added = shellback(on, *words)
+    return str(facts(added)["token"])
 
 
 def web(secret: str | None, **headers: str) -> httpx2.AsyncClient:

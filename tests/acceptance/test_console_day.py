@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Generator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -72,7 +73,9 @@ def servers(place: Stage) -> Generator[Servers]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_story_of_a_day(place: Stage, servers: Servers, browser: Browser, width: int) -> None:
-    name, base = f"day-{width}", f"{servers.now.base}/console"
+    name, base = f"{width}-{secrets.token_hex(4)}", f"{servers.now.base}/console"
+    if place.workers[-1].process.poll() is not None:  # an earlier try ended after it was killed
+        place.hire()
     with page_of(browser, servers.now, width=width, breaks=True) as page:
         who = come_in(page, place, servers.now)
         place.send('!execute_pty {"command": "sh build.sh debug", "background": true}', name)
@@ -83,18 +86,18 @@ def test_the_story_of_a_day(place: Stage, servers: Servers, browser: Browser, wi
         place.workers[-1].kill()
         expect(page.get_by_label("The call")).to_have_value("sh build.sh debug")
         fits(page)
-        page.get_by_label("The call").fill(f"sh build.sh release-{width}")
+        page.get_by_label("The call").fill(f"sh build.sh release-{name}")
         page.get_by_role("button", name="Propose").click()
         expect(page.locator("#waiting")).to_contain_text("A worker proposes the changed call")
         place.hire()
-        expect(card).to_contain_text(f"sh build.sh release-{width}", timeout=PATIENCE_MS)
+        expect(card).to_contain_text(f"sh build.sh release-{name}", timeout=PATIENCE_MS)
         expect(card).to_contain_text(f"changed by: {who}")
         fits(page)
         page.get_by_role("button", name="Approve once").click()
         decided = page.get_by_role("region", name="Decided lately")
         expect(decided).to_contain_text(f"by {who} through console")
         # The build runs; its terminal is watched, the server is killed, and the terminal is taken over.
-        session = place.session(f"sh build.sh release-{width}")
+        session = place.session(f"sh build.sh release-{name}")
         page.goto(f"{base}/processes/{session.id}")
         page.get_by_role("link", name="terminal").click()
         shown, status, away = page.locator(".xterm-rows"), page.locator("#said"), page.locator("#connection")
@@ -118,7 +121,7 @@ def test_the_story_of_a_day(place: Stage, servers: Servers, browser: Browser, wi
         expect(page.locator("#talk")).to_contain_text("exit code 3", timeout=PATIENCE_MS)
         fits(page)
         # A rule is made, holds, and is revoked.
-        touch = f"touch ruled-{width}"
+        touch = f"touch ruled-{name}"
         place.send(f"$ {touch}", name)
         page.goto(f"{base}/")
         card.get_by_role("link", name="Make it a rule").click()
