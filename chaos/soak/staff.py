@@ -237,11 +237,10 @@ class Staff:
 
             def heal() -> None:
                 worker.process.send_signal(signal.SIGCONT)
-                outage.back_at = time.time()
                 if post.outage is outage:
                     post.outage = None
 
-            self._later(heal)
+            self._later(outage, heal)
 
     def _kill_a_supervisor(self) -> None:
         host = self._rng.choice(self.hosts)
@@ -258,12 +257,7 @@ class Staff:
             return
         outage = self._out(f"link {host.name} {fault}")
         link.break_(fault)
-
-        def heal() -> None:
-            link.heal()
-            outage.back_at = time.time()
-
-        self._later(heal)
+        self._later(outage, link.heal)
 
     def _unplug_a_machine(self) -> None:
         host = self._rng.choice(self.hosts)
@@ -272,12 +266,7 @@ class Staff:
             return
         outage = self._out(name)
         machine.unplug()
-
-        def heal() -> None:
-            machine.plug()
-            outage.back_at = time.time()
-
-        self._later(heal)
+        self._later(outage, machine.plug)
 
     def _kill_postgres(self) -> None:
         outage = self._out("postgres")
@@ -291,8 +280,14 @@ class Staff:
         self._pooler.restart()
         outage.back_at = time.time()
 
-    def _later(self, heal: Callable[[], None]) -> None:
-        self._due.append((time.monotonic() + self._rng.uniform(*FAULT_S), heal))
+    def _later(self, outage: Outage, heal: Callable[[], object]) -> None:
+        """Have `heal` end an outage after a while."""
+
+        def end() -> None:
+            heal()
+            outage.back_at = time.time()
+
+        self._due.append((time.monotonic() + self._rng.uniform(*FAULT_S), end))
 
     def _is_out(self, victim: str) -> bool:
         return any(outage.victim == victim and outage.back_at is None for outage in self.outages)
