@@ -100,7 +100,7 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
         outbox, notifiers = notices_of(where)
         if not outbox.on:
             outbox = HostOutbox(told=links.told)
-        capabilities = [*watches.capabilities, ExecCapability(tools)]
+        capabilities = [*watches.capabilities, ExecCapability(tools), tools.workspaces]
         live = LiveBlocks(settings.unpin_after, tools.fresh)
         agent, others, version = agents_of(own, views, capabilities, Hearing(database, live), telling)
         runner = turn_runner(

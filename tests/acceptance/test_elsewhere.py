@@ -56,11 +56,11 @@ class Town:
 
 
 @contextmanager
-def listening(database_url: str) -> Generator[Stage]:
+def listening(database_url: str, **environ: str) -> Generator[Stage]:
     """A machine that is to be a host of this database."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with stage(database_url, LISTEN=f"127.0.0.1:{port}") as made:
+    with stage(database_url, LISTEN=f"127.0.0.1:{port}", **environ) as made:
         yield made
 
 

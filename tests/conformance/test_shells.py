@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from shellback.exec.backends.docker import Docker, DockerBackend
 from shellback.exec.shell import (
+    AsyncShell,
     BubblewrapShell,
     DockerShell,
     ExecutionResult,
@@ -20,13 +25,22 @@ from shellback.exec.shell import (
     Shell,
     ShellProtocolTests,
     ShellShapeTests,
+    SyncShell,
 )
 from shellback.exec.shell.standalone import in_container
 from tests import dockers, images, sandboxes
+from tests.execs import running_engine
+from tests.far import AsOperator, Far, far
 
 
 def what(shell: Shell) -> tuple[str, bool, bool, float]:
     return shell.backend_name, shell.sandboxed, shell.network_enabled, shell.default_timeout
+
+
+@asynccontextmanager
+async def turn_elsewhere(root: Path, template: Path) -> AsyncGenerator[Far]:
+    async with running_engine(root) as engine, far(engine, root, template, AsOperator(engine)) as made:
+        yield made
 
 
 class _Shared(ShellProtocolTests):
@@ -147,3 +161,35 @@ class TestMockShellByItsShape(ShellShapeTests):
                 ),
             )  # fmt: skip
         return shell
+
+
+class InCall(SyncShell):
+    """A shell whose commands are of the call in which it was made, in whichever thread."""
+
+    def __init__(self, shell: AsyncShell | None, portal: BlockingPortal) -> None:
+        assert shell is not None
+        super().__init__(shell, portal.call(asyncio.get_running_loop))
+        self._context = contextvars.copy_context()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        return self._context.copy().run(super().run, work)
+
+
+class TestShellElsewhere(_Shared):
+    """The shell of a turn on another machine, in a call that was approved."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with start_blocking_portal() as portal:
+            made = portal.wrap_async_context_manager(turn_elsewhere(tmp_path_factory.mktemp("far"), sqlite_template))
+            with made as turn, turn.calling():
+                cls.shell = InCall(turn.deps.async_shell, portal)
+                yield
+
+    def test_working_directory(self) -> None:
+        with pytest.raises(ValueError, match="Working directory escapes root: /tmp"):
+            self.shell.execute(["pwd"], cwd="/tmp")
+
+    def test_it_is_as_its_host_says(self) -> None:
+        assert what(self.shell) == ("host", False, True, 30.0)

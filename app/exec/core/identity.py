@@ -129,6 +129,12 @@ class Call:
             asked = _origin(self.ctx, self.ctx.run_id, "", -1)
         return replace(asked, ordinal=place * _PLACE + self._counts[place])
 
+    def unused(self, origin: CallOrigin) -> None:
+        """Give `origin` to the next command, because nothing was started by it; not if a later one was given since."""
+        place, number = divmod(origin.ordinal, _PLACE)
+        if number and self._counts[place] == number:
+            self._counts[place] -= 1
+
 
 _CALL: ContextVar[Call | None] = ContextVar("shellback_call", default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -27,8 +27,14 @@ _HOLDS: Final = (
 )
 
 
-def held_by(conn: sa.Connection, host_id: str, asked: Mapping[str, Any], seconds: float) -> TurnDeps:
-    """The dependencies of a turn of `seconds` that holds its conversation of this host, with its approvals.
+def held_by(
+    conn: sa.Connection,
+    host_id: str,
+    asked: Mapping[str, Any],
+    seconds: float,
+    counts: Callable[[Request], bool] = lambda _: True,
+) -> TurnDeps:
+    """The dependencies of a turn of `seconds` that holds its conversation of this host, with its approvals that count.
 
     Raises:
         StaleTurn: It does not.
@@ -37,6 +43,7 @@ def held_by(conn: sa.Connection, host_id: str, asked: Mapping[str, Any], seconds
     row = conn.execute(_HOLDS, {**which, "host": host_id}).one_or_none()
     if row is None or row.begun is None:
         raise StaleTurn(*which.values())
+    decided = [Request(**one) for one in row.begun["decided"]]
     return TurnDeps(
         conversation_id=which["conversation"],
         turn_id=which["turn"],
@@ -44,5 +51,5 @@ def held_by(conn: sa.Connection, host_id: str, asked: Mapping[str, Any], seconds
         gate=row.begun["gate"],
         began_at=row.begun["at"],
         seconds=seconds,
-        approvals=grants_of([Request(**one) for one in row.begun["decided"]]),
+        approvals=grants_of([one for one in decided if counts(one)]),
     )

@@ -9,7 +9,7 @@ import json
 import logging
 import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,23 +20,24 @@ from pydantic import ValidationError
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext
 
-from shellback.exec.core.errors import ExecError
+from shellback.exec.core.errors import BackendUnavailable, ExecError, InvalidCommand
 from shellback.exec.core.identity import call_key, origin_of
 from shellback.exec.core.model import Session
 from shellback.exec.core.threads import cancelled
 from shellback.exec.reports import blocks
 from shellback.exec.shell.workspaces.ground import Ground
-from shellback.exec.tools.registry import tool_named
+from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.toolset import ExecTools
 from shellback.log import about
 from shellback.storage import members, sessions
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn, StorageError
-from shellback.work.elsewhere import certificates, lines
+from shellback.work.approvals.approvals import Request
+from shellback.work.elsewhere import acting, certificates, lines, values
 from shellback.work.elsewhere.holding import held_by
 from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.queue.doorbell import Doorbell
-from shellback.work.queue.mailbox import Workspace
+from shellback.work.queue.mailbox import Workspace, workspace_of
 from shellback.work.queue.queues import queues_of
 from shellback.work.turn.deps import TurnDeps
 
@@ -85,7 +86,11 @@ class _Running:
 
     task: asyncio.Task[Message]
     epoch: int
+    lasting: bool
+    """Whether it goes on when nobody waits for it."""
     waiting: int = 0
+    cancelled: bool = False
+    """Whether a worker has asked for its end."""
 
 
 @dataclass(eq=False, repr=False)
@@ -222,13 +227,12 @@ class Listener:
 
     async def _done(self, asked: Message, fingerprint: str) -> Any:
         done: Awaitable[Any]
+        for_a_turn = {"call": self._call, "act": self._act, "cancel": self._cancel, "news": self._news}
         match asked.get("do"):
             case "hello":
                 done = self._told_of_itself()
-            case "call":
-                done = self._call(asked, fingerprint)
-            case "news":
-                done = self._news(asked, fingerprint)
+            case "call" | "act" | "cancel" | "news" as what:
+                done = for_a_turn[what](asked, fingerprint)
             case "propose":
                 done = self.carried.tools.propose(asked["conversation"], asked["tool"], asked["args"])
             case "ground":
@@ -262,9 +266,10 @@ class Listener:
         whose = (deps.conversation_id, self.host_id)
         return [one for one in found if one is not None and (one.conversation_id, one.host_id) == whose]
 
-    async def _ground(self, workspace: Workspace) -> Mapping[str, str]:
+    async def _ground(self, workspace: Workspace) -> Mapping[str, Any]:
         try:
-            return {"text": self.carried.described(await self.carried.ground_at(workspace))}
+            ground = await self.carried.ground_at(workspace)
+            return {"text": self.carried.described(ground), **acting.facts_of(ground)}
         except ExecError as error:
             return {"unusable": str(error)}
 
@@ -274,17 +279,54 @@ class Listener:
         if not self._is_open(deps):
             raise ToolFailed("Commands are switched off on the host of this conversation (ENABLE_EXECUTE).")
         ctx = lines.context_of(asked, deps)
-        what = json.dumps([asked[name] for name in ("tool", "args", "approved")], sort_keys=True)
-        key = f"{deps.turn_id} {call_key(origin_of(ctx))} {hashlib.sha256(what.encode()).hexdigest()}"
+        key = f"{deps.turn_id} {call_key(origin_of(ctx))} {_digest(asked, 'tool', 'args', 'approved')}"
+        return await self._joined(key, deps.epoch, partial(self._carry, asked, ctx))
+
+    async def _act(self, asked: Message, fingerprint: str) -> Message:
+        """Carry out what the code of a tool asks for, once as a call is."""
+        deps, workspace = await self.database.read(self._in_workspace, asked, fingerprint)
+        left = acting.seconds_left(deps, asked["left"])
+
+        async def act() -> Message:
+            with about(conversation=deps.conversation_id, work_item=deps.turn_id):
+                ground = await self.carried.ground_at(workspace)
+                return await acting.carried_out(asked, deps, ground, left)
+
+        if not self._is_open(deps):
+            closed = BackendUnavailable("commands are switched off on the host of this conversation (ENABLE_EXECUTE)")
+            return {"raised": values.failure(closed), "used": False}
+        key = f"{deps.turn_id} {asked['key']} {_digest(asked, 'operation', 'args', 'options', 'call')}"
+        # A command goes on without its worker, as on a worker's own host, for whoever continues the turn.
+        return await self._joined(key, deps.epoch, act, lasting=True)
+
+    def _in_workspace(self, conn: sa.Connection, asked: Message, fingerprint: str) -> tuple[TurnDeps, Workspace]:
+        call = asked["call"]
+        # An approved command of ours is that command: what it covers is no other one.
+        named = None if call is None or call["tool"] in tools() else call["tool"]
+        deps = self._held(conn, asked, fingerprint, lambda request: request.tool_name == named)
+        return deps, workspace_of(conn, deps.conversation_id) or Workspace()
+
+    async def _cancel(self, asked: Message, fingerprint: str) -> None:
+        """Cancel what the code of a tool has asked for by a key, and wait until it has ended."""
+        deps = await self.database.read(self._held, asked, fingerprint)
+        its = f"{deps.turn_id} {asked['key']} "
+        running = [one for key, one in self._calls.items() if key.startswith(its) and not one.task.done()]
+        for one in running:
+            one.cancelled = True
+        await cancelled([one.task for one in running])
+
+    async def _joined(
+        self, key: str, epoch: int, carry: Callable[[], Coroutine[Any, Any, Message]], *, lasting: bool = False
+    ) -> Message:
         while True:
             if (running := self._calls.get(key)) is None:
-                task = asyncio.create_task(self._carry(asked, ctx))
-                running = self._calls[key] = _Running(task, deps.epoch)
+                task = asyncio.create_task(carry())
+                running = self._calls[key] = _Running(task, epoch, lasting)
                 task.add_done_callback(partial(self._ended, key))
             try:
                 return await self._waited(running)
             except StaleTurn:
-                if running.epoch >= deps.epoch:
+                if running.epoch >= epoch:
                     raise
                 # Of an execution that was overtaken before it had begun anything.
                 if self._calls.get(key) is running:
@@ -295,21 +337,25 @@ class Listener:
         try:
             return await asyncio.shield(running.task)
         except asyncio.CancelledError:
+            if running.task.cancelled() and running.cancelled:
+                raise InvalidCommand("it was cancelled") from None
             if running.task.cancelled():
                 raise _Unanswered("nobody waited for it any more") from None
             raise
         finally:
             running.waiting -= 1
-            if not running.waiting:
+            if not running.waiting and not running.lasting:
                 asyncio.get_running_loop().call_later(self.orphan_s, _give_up, running)
 
     def _is_open(self, deps: TurnDeps) -> bool:
         return deps.gate and self.carried.gate
 
-    def _held(self, conn: sa.Connection, asked: Message, fingerprint: str) -> TurnDeps:
+    def _held(
+        self, conn: sa.Connection, asked: Message, fingerprint: str, counts: Callable[[Request], bool] = lambda _: True
+    ) -> TurnDeps:
         if not members.trusts(conn, self.host_id, fingerprint):
             raise _Unanswered("this machine was revoked")
-        return held_by(conn, self.host_id, asked, self.carried.seconds)
+        return held_by(conn, self.host_id, asked, self.carried.seconds, counts)
 
     def _ended(self, key: str, task: asyncio.Task[Message]) -> None:
         failure = None if task.cancelled() else task.exception()
@@ -330,6 +376,10 @@ class Listener:
                 raise ToolFailed(f"these are no arguments of {tool.name}: {error}") from None
             finally:
                 await self.carried.recorded(ctx.deps.conversation_id)
+
+
+def _digest(asked: Message, *names: str) -> str:
+    return hashlib.sha256(json.dumps([asked[name] for name in names], sort_keys=True).encode()).hexdigest()
 
 
 def _give_up(running: _Running) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.tools.tool import Part, Result
 from shellback.storage.errors import StaleTurn
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
 HELLO: Final = -1
@@ -144,20 +144,16 @@ def call_of(ctx: RunContext[Any], tool: str, args: Mapping[str, Any]) -> Message
 
 
 def context_of(call: Message, deps: Any) -> RunContext[Any]:
-    """The context in which a host carries out a call; its origin is the same as on the other side."""
-    origin: Message = call["origin"]
+    """The context in which a host carries out a call; its origin, if it has one, is the same as on the other side."""
+    origin: Message | None = call["origin"]
+    nobody: Any = None
+    ctx = RunContext(deps=deps, model=nobody, usage=nobody, tool_name=call["tool"])
+    if origin is None:
+        return ctx
     parts = [ToolCallPart(call["tool"], call["args"], tool_call_id=name) for name in origin["calls"]]
     response = ModelResponse(parts, timestamp=datetime.fromisoformat(origin["timestamp"]), run_id=origin["run_id"])
-    nobody: Any = None
-    return RunContext(
-        deps=deps,
-        model=nobody,
-        usage=nobody,
-        messages=[response],
-        tool_call_id=origin["calls"][-1],
-        tool_name=call["tool"],
-        tool_call_approved=bool(call["approved"]),
-    )
+    which = {"messages": [response], "tool_call_id": origin["calls"][-1]}
+    return replace(ctx, **which, tool_call_approved=bool(call["approved"]))
 
 
 def told_of(result: Result[Any]) -> Message:

@@ -76,6 +76,11 @@ class HostLink:
         """Whether the host answers."""
         return self._writer is not None
 
+    @property
+    def open(self) -> bool:
+        """Whether it was begun, and not stopped since."""
+        return self._loop is not None
+
     def __contains__(self, host_id: object) -> bool:
         """Whether it leads to a host."""
         return host_id == self.host_id

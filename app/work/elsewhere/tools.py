@@ -18,9 +18,11 @@ from shellback.exec.tools.tool import ExecTool, Part, Result
 from shellback.exec.tools.toolset import Tools
 from shellback.storage.errors import StorageError
 from shellback.work.elsewhere import lines
+from shellback.work.elsewhere.code import Code, FilesElsewhere, ShellElsewhere, WorkspacesElsewhere
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.equipment import give
 from shellback.work.turn.hearing import HostLost
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ class HostTools(Tools):
 
     def __init__(self, links: Links, parts: Collection[Part], *, enabled: bool) -> None:
         self._links = links
+        self.workspaces = WorkspacesElsewhere(links.at, enabled=enabled)
+        """Gives runs their workspace."""
         super().__init__(parts, self.carry, enabled=enabled)
 
     async def carry(self, ctx: RunContext[TurnDeps], tool: ExecTool, args: dict[str, Any]) -> Result[Any]:
@@ -85,9 +89,14 @@ class HostTools(Tools):
         return digest, shown
 
     async def equip(self, deps: TurnDeps, workspace: Workspace) -> None:
-        """Describe its workspace to a turn, or say why it cannot be used."""
-        told = await self._links.at(deps.host_id).ask("ground", workspace=[*workspace])
-        deps.ground = Described(told["text"]) if "text" in told else told["unusable"]
+        """Give a turn its workspace, with shell and files; or the reason why it has none."""
+        link = self._links.at(deps.host_id)
+        told = await link.ask("ground", workspace=[*workspace])
+        if "text" not in told:
+            deps.ground = told["unusable"]
+            return
+        deps.ground, code = Described(told["text"], told["inner"]), Code(link, deps)
+        give(deps, ShellElsewhere(code, told), FilesElsewhere(code))
 
     async def closed(self, conversation_id: str) -> None:
         """Have the host end what the finished turns of a conversation have left; else its next sweep does it."""

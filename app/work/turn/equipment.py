@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from dbos import DBOS
 from pydantic_ai import RunContext
@@ -17,6 +18,7 @@ from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Policy
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
+from shellback.exec.shell.protocol import AsyncFilesystem
 from shellback.exec.shell.workspaces.authority import ByCall, guarded
 from shellback.exec.shell.workspaces.ground import Ground
 from shellback.work.queue.mailbox import Workspace
@@ -48,22 +50,29 @@ def ground_in_turn(ctx: RunContext[TurnDeps]) -> Ground | str:
     return ground if isinstance(ground, Ground | str) and ground else "this run has no workspace"
 
 
+def next_origin(deps: TurnDeps) -> CallOrigin:
+    """The origin of the next command of the running code: of its call, or a new one outside of any."""
+    call = call_in_progress()
+    # Counted together with the commands of `ctx.workspace`, and anew in each step.
+    return a_call(deps.conversation_id) if call is None else call.origin(1 + place_in_turn())
+
+
 def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:
     """Give a turn its shell and files, under `policy` and within the time limit of the turn."""
 
     def left() -> float:
         return deps.began_at + deps.seconds - time.time()
 
-    def next_origin() -> CallOrigin:
-        call = call_in_progress()
-        # Counted together with the commands of `ctx.workspace`, and anew in each step.
-        return a_call(deps.conversation_id) if call is None else call.origin(1 + place_in_turn())
-
+    origin = partial(next_origin, deps)
     shell = AsyncShell(
-        engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=next_origin, fenced=fenced
+        engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=origin, fenced=fenced
     )
-    # Turns run on the engine's loop. A plain function runs in a thread and calls back into this loop.
+    give(deps, shell, guarded(files, policy, deps.conversation_id))
+
+
+def give(deps: TurnDeps, shell: AsyncShell, files: AsyncFilesystem) -> None:
+    """Give a turn a shell and files, for code on the loop and in threads."""
+    # Turns run on this loop. A plain function runs in a thread and calls back into it.
     sync = SyncShell(shell, asyncio.get_running_loop())
     deps.shell, deps.async_shell = sync, shell
-    deps.async_filesystem = guarded(files, policy, deps.conversation_id)
-    deps.filesystem = SyncFiles(deps.async_filesystem, sync.run)
+    deps.filesystem, deps.async_filesystem = SyncFiles(files, sync.run), files

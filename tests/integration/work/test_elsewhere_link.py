@@ -25,7 +25,7 @@ from shellback.exec.core.identity import call_key, origin_of
 from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.reports.blocks import TURN_CHARS, Seen, Told
-from shellback.exec.shell.workspaces.ground import Described
+from shellback.exec.shell.workspaces.ground import Described, Ground
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.tool import Result
 from shellback.exec.wire import layout
@@ -98,7 +98,9 @@ class Desk:
     async def ground(self, workspace: Workspace) -> Any:
         if workspace.name == "gone":
             raise WorkspaceUnusable("workspace gone is missing")
-        return workspace
+        nobody: Any = None
+        assert self.engine is not None
+        return Ground(engine=self.engine, policy=nobody, files=nobody)
 
     async def recorded(self, conversation: str) -> None:
         self.told.append(f"recorded {conversation}")
@@ -126,7 +128,7 @@ class Two:
             port = free.getsockname()[1]
         desk: Any = self.desk
         carried = Carried(
-            tools=desk, ground_at=desk.ground, described=lambda ground: f"It is {ground}.", recorded=desk.recorded,
+            tools=desk, ground_at=desk.ground, described=lambda _: "It is here.", recorded=desk.recorded,
             closed=desk.closed, noted=desk.noted, gate=True, seconds=60.0, fit=FIT,
         )  # fmt: skip
         bell = Doorbell(root / "here", HOST, db)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import stat
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -72,7 +73,55 @@ def nowhere() -> int:
 
 
 @dataclass(init=False)
-class WorkspaceCapability(AbstractCapability[Any]):
+class RunWorkspaces(AbstractCapability[Any]):
+    """Gives runs a workspace as `ctx.workspace`: what `workspace` returns, or a closed one while the gate is off.
+
+    `name` is the workspace's in references. `place` is a number for each recorded step of a durable engine, 0 outside
+    of one.
+    """
+
+    def __init__(self, name: str, *, enabled: bool, place: Callable[[], int]) -> None:
+        self.id = "shellback_workspace"
+        self._own = WorkspaceRef(provider=PROVIDER, id=name)
+        self._enabled = enabled
+        self._place = place
+
+    @abstractmethod
+    def workspace(
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+    ) -> WorkspaceBackend:
+        """The workspace of a run, whose reference is `own` after its first operation; `origin` names its commands."""
+        raise NotImplementedError
+
+    def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
+        """The workspace, or None if `ref` is of another one; a closed one while the gate is off."""
+        if ref not in {None, self._own}:
+            return None
+        return self.workspace(ctx, self._own, ref, self._names(ctx)) if self._open(ctx) else ClosedWorkspace(ref)
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        args: dict[str, Any],
+        handler: Callable[[dict[str, Any]], Awaitable[Any]],
+        **_: Any,
+    ) -> Any:
+        """Attribute what the tool does to this call."""
+        with calling(ctx):
+            return await handler(args)
+
+    def _open(self, ctx: RunContext[Any]) -> bool:
+        recorded: object = getattr(ctx.deps, "gate", None)
+        return recorded if isinstance(recorded, bool) else self._enabled
+
+    def _names(self, ctx: RunContext[Any]) -> Callable[[], CallOrigin]:
+        outside = Call(ctx)
+        return lambda: (call_in_progress() or outside).origin(1 + self._place())
+
+
+@dataclass(init=False)
+class WorkspaceCapability(RunWorkspaces):
     """Gives runs the workspace of `engine` as `ctx.workspace`.
 
     An approved tool call may change the workspace; all others only read it. `name` is the workspace's in references;
@@ -94,25 +143,20 @@ class WorkspaceCapability(AbstractCapability[Any]):
         fenced: Callable[[], AbstractContextManager[None]] = nullcontext,
         made: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        self._made = made
-        self.id = "shellback_workspace"
+        super().__init__(name or workspace_id(engine), enabled=enabled, place=place)
         own = Ground(engine=engine, policy=policy, files=files)
 
         def here(_: RunContext[Any]) -> Ground | str:
             return own
 
         self._ground = ground or here
-        self._enabled = enabled
-        self._name = name or workspace_id(engine)
-        self._place = place
         self._fenced = fenced
+        self._made = made
 
-    def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
-        """The workspace, or None if `ref` is of another one; a closed one while the gate is off."""
-        if ref not in {None, WorkspaceRef(provider=PROVIDER, id=self._name)}:
-            return None
-        if not self._open(ctx):
-            return ClosedWorkspace(ref)
+    def workspace(
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+    ) -> WorkspaceBackend:
+        """See `RunWorkspaces`."""
         scope, here = conversation_of(ctx), self._ground(ctx)
         if isinstance(here, str):
             return ClosedWorkspace(ref, here)
@@ -120,35 +164,15 @@ class WorkspaceCapability(AbstractCapability[Any]):
             here.engine,
             ByCall(here.engine, here.policy),
             guarded(here.files, here.policy, scope),
-            origin=self._names(ctx),
+            origin=origin,
             scope=scope,
-            name=self._name,
+            name=own.id,
             ref=ref,
             # A durable engine asks at the start of every run: a turn also runs without its workspace.
             eager=self._place is nowhere,
             fenced=self._fenced,
             made=self._made,
         )
-
-    async def wrap_tool_execute(
-        self,
-        ctx: RunContext[Any],
-        *,
-        args: dict[str, Any],
-        handler: Callable[[dict[str, Any]], Awaitable[Any]],
-        **_: Any,
-    ) -> Any:
-        """Attribute what the tool does to this call."""
-        with calling(ctx):
-            return await handler(args)
-
-    def _open(self, ctx: RunContext[Any]) -> bool:
-        recorded: object = getattr(ctx.deps, "gate", None)
-        return recorded if isinstance(recorded, bool) else self._enabled
-
-    def _names(self, ctx: RunContext[Any]) -> Callable[[], CallOrigin]:
-        outside = Call(ctx)
-        return lambda: (call_in_progress() or outside).origin(1 + self._place())
 
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A workspace on another machine, as `text` describes it to a model."""
+    """A workspace on another machine, as `text` describes it to a model; `inner` is its path for commands."""
 
     text: str
+    inner: str

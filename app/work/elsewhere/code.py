@@ -1,0 +1,287 @@
+"""What the code of tools has in a turn elsewhere: shell, files and workspace, whose operations its host carries out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from pydantic_ai import RunContext
+from pydantic_ai.workspaces import (
+    CommandResult,
+    FileEntry,
+    SupportsCommands,
+    SupportsFilesystem,
+    SupportsRealpath,
+    WorkspaceBackend,
+    WorkspaceRef,
+)
+from pydantic_ai.workspaces.protocol import WorkspaceCommand
+
+from shellback.exec.core.errors import BackendUnavailable, InvalidCommand
+from shellback.exec.core.identity import call_in_progress, session_id
+from shellback.exec.core.model import CallOrigin
+from shellback.exec.files.entries import Entry
+from shellback.exec.shell.async_shell import AsyncShell
+from shellback.exec.shell.protocol import AsyncFilesystem, EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.running import Running, ShellSession
+from shellback.exec.shell.workspaces.authority import approved
+from shellback.exec.shell.workspaces.capability import END_S, ClosedWorkspace, RunWorkspaces
+from shellback.exec.shell.workspaces.ground import Described
+from shellback.storage.errors import StorageError
+from shellback.work.elsewhere import lines, values
+from shellback.work.elsewhere.link import HostLink
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.equipment import next_origin, place_in_turn
+from shellback.work.turn.hearing import HostLost, fenced
+
+CANCEL_S: Final = END_S + 5.0
+_ONLY_AT_ITS_HOST: Final = (
+    "code of a turn that runs on another machine than its processes starts no background commands or persistent shells:"
+    " let the agent call execute with background=true, or run the turn by a worker of the host"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Asks the host of a turn for what the code of its tools does."""
+
+    link: HostLink
+    deps: TurnDeps
+
+    async def ask(
+        self, operation: str, *args: Any, origin: Callable[[], CallOrigin] | None = None, **options: Any
+    ) -> Any:
+        """The result of an operation, see `acting.OPERATIONS`. `origin` names its command, if it starts one.
+
+        Cancelling ends only the wait.
+
+        Raises:
+            Exception: What the operation raises.
+            Fenced: Another execution holds the conversation.
+            HostLost: The host is gone.
+        """
+        return await self._answer(self._asked(operation, args, options, None if origin is None else origin()))
+
+    async def ask_or_end(self, operation: str, *args: Any, origin: Callable[[], CallOrigin], **options: Any) -> Any:
+        """`ask`, but cancelling ends the operation and waits for that, unless the worker itself stops."""
+        asked = self._asked(operation, args, options, origin())
+        try:
+            return await self._answer(asked)
+        except asyncio.CancelledError:
+            if self.link.open:
+                with anyio.CancelScope(shield=True), contextlib.suppress(OSError, StorageError, HostLost):
+                    await self.link.ask_within(CANCEL_S, "cancel", key=asked["key"], **self._whose)
+            raise
+
+    @property
+    def _whose(self) -> lines.Message:
+        deps = self.deps
+        return {"conversation": deps.conversation_id, "turn": deps.turn_id, "epoch": deps.epoch}
+
+    def _asked(
+        self, operation: str, args: Sequence[Any], options: Mapping[str, Any], origin: CallOrigin | None
+    ) -> lines.Message:
+        return {
+            **self._whose,
+            "operation": operation,
+            "args": values.sent(args),
+            "options": values.sent(options),
+            "named": None if origin is None else asdict(origin),
+            "call": _call(),
+            "key": uuid.uuid4().hex if origin is None else session_id(origin),
+            "left": self.deps.began_at + self.deps.seconds - time.time(),
+        }
+
+    async def _answer(self, asked: lines.Message) -> Any:
+        with fenced():
+            answer = await self.link.ask("act", **asked)
+        if not answer["used"] and asked["named"] is not None and (call := call_in_progress()) is not None:
+            call.unused(CallOrigin(**asked["named"]))
+        if "raised" in answer:
+            raise values.raised(answer["raised"])
+        return values.came(answer["value"])
+
+
+def _call() -> lines.Message | None:
+    """The running call of a tool as a host is told of it; None outside of one."""
+    call = call_in_progress()
+    if call is None:
+        return None
+    tool = call.ctx.tool_name or ""
+    try:
+        return {**lines.call_of(call.ctx, tool, {}), "approved": approved(call)}
+    except InvalidCommand:  # no model proposed it, so nobody approved it
+        return {"tool": tool, "args": {}, "approved": False, "origin": None}
+
+
+class ShellElsewhere(AsyncShell):
+    """The shell of a turn elsewhere. Background commands and persistent shells are refused.
+
+    Code whose commands have to run on after their call lets the agent start them.
+    """
+
+    def __init__(self, code: Code, facts: Mapping[str, Any]) -> None:
+        self._code = code
+        self._facts = facts
+        self._next = partial(next_origin, code.deps)
+        self.default_timeout = float(facts["default_timeout"])
+
+    @property
+    def backend_name(self) -> str:
+        return self._facts["backend_name"]
+
+    @property
+    def sandboxed(self) -> bool:
+        return self._facts["sandboxed"]
+
+    @property
+    def network_enabled(self) -> bool:
+        return self._facts["network_enabled"]
+
+    async def execute(self, command: str | Sequence[str], **how: Any) -> ExecutionResult:
+        return await self._code.ask("shell.execute", command, origin=self._next, **how)
+
+    async def execute_script(self, script: str, **how: Any) -> ExecutionResult:
+        return await self._code.ask("shell.execute_script", script, origin=self._next, **how)
+
+    async def which(self, command: str) -> WhichResult:
+        return await self._code.ask("shell.which", command, origin=self._next)
+
+    async def env(self) -> EnvironmentSnapshot:
+        return await self._code.ask("shell.env")
+
+    async def spawn(self, command: str | Sequence[str], **_: Any) -> Running:  # noqa: ARG002 - the protocol's
+        """Refuse to."""
+        raise BackendUnavailable(_ONLY_AT_ITS_HOST)
+
+    async def session(self, **_: Any) -> ShellSession:
+        """Refuse to."""
+        raise BackendUnavailable(_ONLY_AT_ITS_HOST)
+
+
+class FilesElsewhere(AsyncFilesystem):
+    """The files of a turn elsewhere, see `GuardedFiles`. At most 47 MiB are read or written at once."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._code.ask("files.read_bytes", path)
+
+    async def read_text(self, path: str) -> str:
+        """All of a file as UTF-8; UnicodeDecodeError for anything else."""
+        return (await self.read_bytes(path)).decode()
+
+    async def write_bytes(self, path: str, data: bytes) -> Entry:
+        return await self._code.ask("files.write_bytes", path, data)
+
+    async def write_text(self, path: str, text: str) -> Entry:
+        """Write a file as UTF-8."""
+        return await self.write_bytes(path, text.encode())
+
+    async def stat(self, path: str) -> Entry:
+        return await self._code.ask("files.stat", path)
+
+    async def list_dir(self, path: str = ".") -> Sequence[Entry]:
+        return list(await self._code.ask("files.list_dir", path))
+
+    async def exists(self, path: str) -> bool:
+        return await self._code.ask("files.exists", path)
+
+    async def realpath(self, path: str) -> str:
+        return await self._code.ask("files.realpath", path)
+
+    async def make_dir(self, path: str) -> None:
+        await self._code.ask("files.make_dir", path)
+
+    async def remove(self, path: str) -> None:
+        await self._code.ask("files.remove", path)
+
+
+class WorkspaceElsewhere(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
+    """The workspace of a turn elsewhere, see `ShellbackWorkspace`; its reference is `own`, or None at first."""
+
+    def __init__(
+        self, code: Code, inner: str, origin: Callable[[], CallOrigin], own: WorkspaceRef, ref: WorkspaceRef | None
+    ) -> None:
+        self._code = code
+        self._inner = inner
+        self._origin = origin
+        self._own = own
+        self._ref = ref
+
+    @property
+    def ref(self) -> WorkspaceRef | None:
+        """The reference; None before the first operation."""
+        return self._ref
+
+    async def working_dir(self) -> str:
+        """The inner path of the directory."""
+        self._ref = self._own
+        return self._inner
+
+    async def run(
+        self,
+        command: WorkspaceCommand,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the protocol's
+    ) -> CommandResult:
+        """Run a command to its end. Cancelling ends its tree."""
+        self._ref = self._own
+        how: dict[str, Any] = {"shell": shell, "env": env, "timeout": timeout}
+        return await self._code.ask_or_end("workspace.run", command, origin=self._origin, **how)
+
+    async def read_bytes(self, path: str) -> bytes:
+        return await self._on_files("read_bytes", path)
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        await self._on_files("write_bytes", path, data)
+
+    async def make_dir(self, path: str) -> None:
+        await self._on_files("make_dir", path)
+
+    async def remove(self, path: str) -> None:
+        await self._on_files("remove", path)
+
+    async def exists(self, path: str) -> bool:
+        return await self._on_files("exists", path)
+
+    async def realpath(self, path: str) -> str:
+        return await self._on_files("realpath", path)
+
+    async def stat(self, path: str) -> FileEntry:
+        return await self._on_files("stat", path)
+
+    async def list_dir(self, path: str) -> Sequence[FileEntry]:
+        return list(await self._on_files("list_dir", path))
+
+    async def _on_files(self, operation: str, *args: Any) -> Any:
+        done = await self._code.ask(f"workspace.{operation}", *args)
+        self._ref = self._own
+        return done
+
+
+class WorkspacesElsewhere(RunWorkspaces):
+    """Gives turns elsewhere their workspace as `ctx.workspace`; `at` finds the link to a host."""
+
+    def __init__(self, at: Callable[[str], HostLink], *, enabled: bool) -> None:
+        super().__init__("worker", enabled=enabled, place=place_in_turn)
+        self._at = at
+
+    def workspace(
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+    ) -> WorkspaceBackend:
+        """See `RunWorkspaces`."""
+        deps: TurnDeps = ctx.deps
+        if not isinstance(deps.ground, Described):
+            return ClosedWorkspace(ref, str(deps.ground or "this run has no workspace"))
+        return WorkspaceElsewhere(Code(self._at(deps.host_id), deps), deps.ground.inner, origin, own, ref)
