@@ -99,16 +99,17 @@ class AsOperator:
     asking: str = ""
 
     async def judge(self, asked: Asked) -> Verdict:
+        assert asked.spec is not None
         try:
             await ByOperator(self.engine).permit(asked.spec, asked.conversation_id)
         except CommandDenied as error:
             return Verdict(decision="deny", reason="", error=error)
         return Verdict(decision="ask", reason="")
 
-    async def withheld(self, _conversation_id: str) -> Withheld:
+    async def withheld(self, conversation_id: str) -> Withheld:
         return lambda _: None
 
-    async def refused(self, _asked: Asked, _why: ExecError) -> None:
+    async def refused(self, asked: Asked, why: ExecError) -> None:
         pass
 
 

@@ -87,16 +87,15 @@ def came(value: Any) -> Any:
 
 def failure(error: Exception) -> dict[str, Any] | None:
     """An error as it is sent; None for one that code does not expect, which is a fault of the host."""
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and isinstance(error.errno, int):
         return {"os": [error.errno, error.strerror, None if error.filename is None else os.fsdecode(error.filename)]}
-    kind = next((one.__name__ for one in type(error).__mro__ if _ERRORS.get(one.__name__) is one), None)
-    if kind is None:
+    known = [one for one in type(error).__mro__ if _ERRORS.get(one.__name__) is one]
+    if not known:
         return None
-    return {
-        "error": kind,
-        "text": str(error),
-        "more": {name: getattr(error, name) for name in _MORE if hasattr(error, name)},
-    }
+    # What Python's own code would catch says more than our root.
+    kind = min(known, key=lambda one: one is ExecError).__name__
+    more = {name: getattr(error, name) for name in _MORE if hasattr(error, name)}
+    return {"error": kind, "text": str(error), "more": more}
 
 
 def raised(told: Mapping[str, Any]) -> Exception:

@@ -74,7 +74,7 @@ async def test_without_an_approval_on_record_code_changes_nothing_whatever_its_w
     await refused(turn)
     with turn.calling(approved=False):
         await refused(turn)
-    monkeypatch.setattr(codes, "approved", lambda _: True)  # a worker that lies
+    monkeypatch.setattr(codes, "approved", bool)  # a worker that lies
     ctx = turn.context()
     with calling(ctx):
         await refused(turn)
