@@ -55,6 +55,8 @@ class Far:
     link: HostLink
     tools: HostTools
     deps: TurnDeps
+    recorded: list[str]
+    """The conversations whose told ends the host has waited for."""
 
     def context(self, *, approved: bool = True, call: str = "t1", tool: str = TOOL) -> RunContext[Any]:
         """The context of a call of `tool`."""
@@ -126,6 +128,11 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
     async def ground_at(_: Workspace) -> Ground:
         return ground
 
+    recorded = list[str]()
+
+    async def record(conversation_id: str) -> None:
+        recorded.append(conversation_id)
+
     here, away = root / "far-host", root / "far-worker"
     here.mkdir()
     away.mkdir()
@@ -134,7 +141,7 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
     tools: Any = None
     db = Database(f"sqlite:///{shutil.copyfile(template, root / 'far.db')}")
     carried = Carried(
-        tools=tools, ground_at=ground_at, described=lambda _: "It is here.", recorded=_none, closed=_none,
+        tools=tools, ground_at=ground_at, described=lambda _: "It is here.", recorded=record, closed=_none,
         noted=lambda: None, gate=True, seconds=3600.0, fit=FIT,
     )  # fmt: skip
     listener = Listener(("127.0.0.1", port), here, HOST, db, carried, Doorbell(here, HOST, db), look_s=0.05)
@@ -156,6 +163,6 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
         db.write_now(members.join, text, certificate, certificates.fingerprint_of(certificate))
         await link.start()
         stack.push_async_callback(link.stop)
-        made = Far(db, listener, link, HostTools(link, PARTS, enabled=True), deps)
+        made = Far(db, listener, link, HostTools(link, PARTS, enabled=True), deps, recorded)
         await made.tools.equip(deps, Workspace())
         yield made

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import pytest
 from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef, WorkspaceUnavailableError
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
-from shellback.exec.core.identity import calling
+from shellback.exec.core.identity import Call, calling
 from shellback.exec.engine.engine import Engine
 from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.workspaces.authority import files_of
@@ -108,9 +108,11 @@ class Elsewhere(Surroundings):
 
     def made(self, engine: Engine, ref: WorkspaceRef | None) -> WorkspaceBackend:
         turn, own = self._far[workspace_id(engine)], WorkspaceRef(provider=PROVIDER, id=workspace_id(engine))
-        return WorkspaceElsewhere(
-            InCall(turn.link, turn.deps, turn), engine.backend.inner, partial(execs.origin, "c1"), own, ref
-        )
+
+        def call() -> Call:
+            return Call(turn.context(call=uuid.uuid4().hex))
+
+        return WorkspaceElsewhere(InCall(turn.link, turn.deps, turn), engine.backend.inner, call, own, ref)
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class InCall(Code):
         with calling(self.turn.context()):
             return await super().ask(operation, *args, **more)
 
-    async def ask_or_end(self, operation: str, *args: Any, **more: Any) -> Any:
+    async def run(self, operation: str, call: Call | None, *args: Any, **more: Any) -> Any:
         with calling(self.turn.context()):
-            return await super().ask_or_end(operation, *args, **more)
+            return await super().run(operation, call, *args, **more)
 
 
 @pytest.fixture(scope="class")

@@ -141,7 +141,7 @@ class AsyncShell:
 
     async def which(self, command: str) -> WhichResult:
         """See `Shell.which`. The program is not run, so it needs no permission."""
-        if not _is_name(command):
+        if not is_name(command):
             return WhichResult(command, None)
         if not self.sandboxed:
             return WhichResult(command, _here(self.engine.workspace, command))
@@ -363,7 +363,8 @@ def _here(workspace: Path, command: str) -> str | None:
     return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a text can name a program."""
     try:
         text.encode()
     except UnicodeEncodeError:

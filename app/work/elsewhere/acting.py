@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
+
+from pydantic_ai.workspaces import WorkspaceUnavailableError
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import calling
@@ -21,6 +24,7 @@ from shellback.work.elsewhere import lines, values
 from shellback.work.turn.deps import TurnDeps
 
 _FILES: Final = ("exists", "list_dir", "make_dir", "read_bytes", "realpath", "remove", "stat", "write_bytes")
+_CHANGES: Final = ("make_dir", "remove", "write_bytes")
 OPERATIONS: Final = frozenset(
     [
         *(f"shell.{name}" for name in ("env", "execute", "execute_script", "which")),
@@ -28,8 +32,10 @@ OPERATIONS: Final = frozenset(
         "workspace.run",
     ]
 )
-BYTES_MOST: Final = lines.LINE // 4 * 3 - 64 * 1024
-"""The most bytes of a file that a message carries."""
+CHANGES: Final = frozenset(f"{what}.{name}" for what in ("files", "workspace") for name in _FILES if name in _CHANGES)
+"""Operations that change files. One that is asked for again gets the first result."""
+BYTES_MOST: Final = 16 * 2**20
+"""The most bytes of a file that a message carries: it is packed and unpacked on event loops."""
 
 
 def facts_of(ground: Ground) -> dict[str, Any]:
@@ -69,15 +75,25 @@ async def carried_out(asked: lines.Message, deps: TurnDeps, ground: Ground, left
     with contextlib.nullcontext() if call is None else calling(lines.context_of(call, deps)):
         try:
             act = _operation(asked["operation"], deps, ground, left, origin)
-            answer = {"value": _sent(await act(*values.came(asked["args"]), **values.came(asked["options"])))}
+            done = await act(*values.came(asked["args"]), **values.came(asked["options"]))
+            if isinstance(done, bytes):
+                require_size(len(done))
+            answer = {"value": await asyncio.to_thread(values.sent, done)}
         except StorageError:
             raise
-        except Exception as error:
-            failure = values.failure(error)
-            if failure is None:
-                raise
-            answer = {"raised": failure}
+        except Exception as error:  # noqa: BLE001 - what code does not expect is raised again
+            answer = refused(error)
     return {**answer, "used": used}
+
+
+def refused(error: Exception, operation: str = "") -> lines.Message:
+    """The answer to code for an error; raises one that code does not expect. Nothing was `used`."""
+    if operation.startswith("workspace."):
+        error = WorkspaceUnavailableError(str(error))
+    failure = values.failure(error)
+    if failure is None:
+        raise error
+    return {"raised": failure, "used": False}
 
 
 def _operation(
@@ -96,11 +112,15 @@ def _operation(
     return getattr(ShellbackWorkspace(engine, by, files, origin=origin, scope=scope, eager=False), method)
 
 
-def _sent(value: object) -> Any:
-    if isinstance(value, bytes) and len(value) > BYTES_MOST:
-        said = f"{len(value)} bytes of at most {BYTES_MOST} between machines; read the file by a command, in parts"
+def require_size(size: int) -> None:
+    """Refuse to carry so many bytes of a file.
+
+    Raises:
+        OSError: They are too many.
+    """
+    if size > BYTES_MOST:
+        said = f"{size} bytes of at most {BYTES_MOST} between machines; read or write the file by a command"
         raise OSError(errno.EFBIG, said)
-    return values.sent(value)
 
 
 def seconds_left(deps: TurnDeps, told: float) -> Callable[[], float]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -25,21 +24,21 @@ from pydantic_ai.workspaces import (
 from pydantic_ai.workspaces.protocol import WorkspaceCommand
 
 from shellback.exec.core.errors import BackendUnavailable, InvalidCommand
-from shellback.exec.core.identity import call_in_progress, session_id
-from shellback.exec.core.model import CallOrigin
+from shellback.exec.core.identity import Call, call_in_progress, session_id
 from shellback.exec.files.entries import Entry
-from shellback.exec.shell.async_shell import AsyncShell
+from shellback.exec.shell.async_shell import AsyncShell, is_name
 from shellback.exec.shell.protocol import AsyncFilesystem, EnvironmentSnapshot, ExecutionResult, WhichResult
-from shellback.exec.shell.running import Running, ShellSession
+from shellback.exec.shell.running import Chunk, Running, ShellSession
 from shellback.exec.shell.workspaces.authority import approved
 from shellback.exec.shell.workspaces.capability import END_S, ClosedWorkspace, RunWorkspaces
 from shellback.exec.shell.workspaces.ground import Described
-from shellback.storage.errors import StorageError
-from shellback.work.elsewhere import lines, values
+from shellback.work.elsewhere import acting, lines, values
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.equipment import next_origin, place_in_turn
 from shellback.work.turn.hearing import HostLost, fenced
+
+log = logging.getLogger(__name__)
 
 CANCEL_S: Final = END_S + 5.0
 _ONLY_AT_ITS_HOST: Final = (
@@ -55,58 +54,64 @@ class Code:
     link: HostLink
     deps: TurnDeps
 
-    async def ask(
-        self, operation: str, *args: Any, origin: Callable[[], CallOrigin] | None = None, **options: Any
-    ) -> Any:
-        """The result of an operation, see `acting.OPERATIONS`. `origin` names its command, if it starts one.
-
-        Cancelling ends only the wait.
+    async def ask(self, operation: str, *args: Any, **options: Any) -> Any:
+        """The result of an operation that starts no command, see `acting.OPERATIONS`. Cancelling ends the wait.
 
         Raises:
             Exception: What the operation raises.
             Fenced: Another execution holds the conversation.
             HostLost: The host is gone.
         """
-        return await self._answer(self._asked(operation, args, options, None if origin is None else origin()))
+        return values.came((await self._answer(self._asked(operation, args, options)))["value"])
 
-    async def ask_or_end(self, operation: str, *args: Any, origin: Callable[[], CallOrigin], **options: Any) -> Any:
-        """`ask`, but cancelling ends the operation and waits for that, unless the worker itself stops."""
-        asked = self._asked(operation, args, options, origin())
+    async def run(self, operation: str, call: Call | None, *args: Any, **options: Any) -> Any:
+        """The result of an operation that starts a command of `call`, if it starts one. Raises as `ask`.
+
+        Cancelling cancels the operation on the host, unless the worker itself stops.
+        """
+        asked = self._asked(operation, args, options)
+        origin = next_origin(self.deps, call)
+        asked |= {"named": asdict(origin), "key": session_id(origin)}
         try:
-            return await self._answer(asked)
+            answer = await self._answer(asked, lambda: call is None or call.unused(origin))
         except asyncio.CancelledError:
             if self.link.open:
-                with anyio.CancelScope(shield=True), contextlib.suppress(OSError, StorageError, HostLost):
-                    await self.link.ask_within(CANCEL_S, "cancel", key=asked["key"], **self._whose)
+                with anyio.CancelScope(shield=True):
+                    await self._cancel(asked)
             raise
+        return values.came(answer["value"])
+
+    async def _cancel(self, asked: lines.Message) -> None:
+        try:
+            await self.link.ask_within(CANCEL_S, "cancel", key=asked["key"], **self._whose)
+        except (Exception, HostLost) as error:  # noqa: BLE001 - whoever cancelled it is to hear of that alone
+            log.info("what code does on its host may go on: %s", error or type(error).__name__)
 
     @property
     def _whose(self) -> lines.Message:
         deps = self.deps
         return {"conversation": deps.conversation_id, "turn": deps.turn_id, "epoch": deps.epoch}
 
-    def _asked(
-        self, operation: str, args: Sequence[Any], options: Mapping[str, Any], origin: CallOrigin | None
-    ) -> lines.Message:
+    def _asked(self, operation: str, args: Sequence[Any], options: Mapping[str, Any]) -> lines.Message:
         return {
             **self._whose,
             "operation": operation,
             "args": values.sent(args),
             "options": values.sent(options),
-            "named": None if origin is None else asdict(origin),
+            "named": None,
             "call": _call(),
-            "key": uuid.uuid4().hex if origin is None else session_id(origin),
+            "key": uuid.uuid4().hex,
             "left": self.deps.began_at + self.deps.seconds - time.time(),
         }
 
-    async def _answer(self, asked: lines.Message) -> Any:
+    async def _answer(self, asked: lines.Message, unused: Callable[[], object] = lambda: None) -> lines.Message:
         with fenced():
-            answer = await self.link.ask("act", **asked)
-        if not answer["used"] and asked["named"] is not None and (call := call_in_progress()) is not None:
-            call.unused(CallOrigin(**asked["named"]))
+            answer: lines.Message = await self.link.ask("act", **asked)
+        if not answer["used"]:
+            unused()
         if "raised" in answer:
             raise values.raised(answer["raised"])
-        return values.came(answer["value"])
+        return answer
 
 
 def _call() -> lines.Message | None:
@@ -130,7 +135,6 @@ class ShellElsewhere(AsyncShell):
     def __init__(self, code: Code, facts: Mapping[str, Any]) -> None:
         self._code = code
         self._facts = facts
-        self._next = partial(next_origin, code.deps)
         self.default_timeout = float(facts["default_timeout"])
 
     @property
@@ -146,13 +150,15 @@ class ShellElsewhere(AsyncShell):
         return self._facts["network_enabled"]
 
     async def execute(self, command: str | Sequence[str], **how: Any) -> ExecutionResult:
-        return await self._code.ask("shell.execute", command, origin=self._next, **how)
+        return await self._code.run("shell.execute", call_in_progress(), command, **how)
 
     async def execute_script(self, script: str, **how: Any) -> ExecutionResult:
-        return await self._code.ask("shell.execute_script", script, origin=self._next, **how)
+        return await self._code.run("shell.execute_script", call_in_progress(), script, **how)
 
     async def which(self, command: str) -> WhichResult:
-        return await self._code.ask("shell.which", command, origin=self._next)
+        if self.sandboxed and is_name(command):
+            return await self._code.run("shell.which", call_in_progress(), command)
+        return await self._code.ask("shell.which", command)
 
     async def env(self) -> EnvironmentSnapshot:
         return await self._code.ask("shell.env")
@@ -165,9 +171,13 @@ class ShellElsewhere(AsyncShell):
         """Refuse to."""
         raise BackendUnavailable(_ONLY_AT_ITS_HOST)
 
+    async def stream(self, command: str | Sequence[str], **_: Any) -> AsyncGenerator[Chunk]:
+        """Refuse to."""
+        yield Chunk("stdout", str((await self.spawn(command)).id))
+
 
 class FilesElsewhere(AsyncFilesystem):
-    """The files of a turn elsewhere, see `GuardedFiles`. At most 47 MiB are read or written at once."""
+    """The files of a turn elsewhere, see `GuardedFiles`. At most 16 MiB are read or written at once."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
@@ -180,6 +190,7 @@ class FilesElsewhere(AsyncFilesystem):
         return (await self.read_bytes(path)).decode()
 
     async def write_bytes(self, path: str, data: bytes) -> Entry:
+        acting.require_size(len(data))
         return await self._code.ask("files.write_bytes", path, data)
 
     async def write_text(self, path: str, text: str) -> Entry:
@@ -209,11 +220,11 @@ class WorkspaceElsewhere(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
     """The workspace of a turn elsewhere, see `ShellbackWorkspace`; its reference is `own`, or None at first."""
 
     def __init__(
-        self, code: Code, inner: str, origin: Callable[[], CallOrigin], own: WorkspaceRef, ref: WorkspaceRef | None
+        self, code: Code, inner: str, call: Callable[[], Call], own: WorkspaceRef, ref: WorkspaceRef | None
     ) -> None:
         self._code = code
         self._inner = inner
-        self._origin = origin
+        self._call = call
         self._own = own
         self._ref = ref
 
@@ -238,12 +249,13 @@ class WorkspaceElsewhere(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         """Run a command to its end. Cancelling ends its tree."""
         self._ref = self._own
         how: dict[str, Any] = {"shell": shell, "env": env, "timeout": timeout}
-        return await self._code.ask_or_end("workspace.run", command, origin=self._origin, **how)
+        return await self._code.run("workspace.run", self._call(), command, **how)
 
     async def read_bytes(self, path: str) -> bytes:
         return await self._on_files("read_bytes", path)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
+        acting.require_size(len(data))
         await self._on_files("write_bytes", path, data)
 
     async def make_dir(self, path: str) -> None:
@@ -278,10 +290,10 @@ class WorkspacesElsewhere(RunWorkspaces):
         self._at = at
 
     def workspace(
-        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, call: Callable[[], Call]
     ) -> WorkspaceBackend:
         """See `RunWorkspaces`."""
         deps: TurnDeps = ctx.deps
         if not isinstance(deps.ground, Described):
             return ClosedWorkspace(ref, str(deps.ground or "this run has no workspace"))
-        return WorkspaceElsewhere(Code(self._at(deps.host_id), deps), deps.ground.inner, origin, own, ref)
+        return WorkspaceElsewhere(Code(self._at(deps.host_id), deps), deps.ground.inner, call, own, ref)

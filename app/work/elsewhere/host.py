@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.tools import RunContext
 
-from shellback.exec.core.errors import BackendUnavailable, ExecError, InvalidCommand
+from shellback.exec.core.errors import BackendUnavailable, ExecError, InvalidCommand, SpawnFailed
 from shellback.exec.core.identity import call_key, origin_of
 from shellback.exec.core.model import Session
 from shellback.exec.core.threads import cancelled
@@ -33,7 +33,7 @@ from shellback.storage import members, sessions
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn, StorageError
 from shellback.work.approvals.approvals import Request
-from shellback.work.elsewhere import acting, certificates, lines, values
+from shellback.work.elsewhere import acting, certificates, lines
 from shellback.work.elsewhere.holding import held_by
 from shellback.work.elsewhere.lines import Fit, Message
 from shellback.work.queue.doorbell import Doorbell
@@ -86,8 +86,8 @@ class _Running:
 
     task: asyncio.Task[Message]
     epoch: int
-    lasting: bool
-    """Whether it goes on when nobody waits for it."""
+    of_code: str
+    """The operation, of one for the code of a tool. It goes on when nobody waits for it."""
     waiting: int = 0
     cancelled: bool = False
     """Whether a worker has asked for its end."""
@@ -115,6 +115,8 @@ class Listener:
     _over: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when a connection is over."""
     _calls: dict[str, _Running] = field(init=False, default_factory=dict[str, _Running])
+    _cancelled: dict[str, int] = field(init=False, default_factory=dict[str, int])
+    """What code has cancelled lately, each with the epoch of its execution."""
     _server: asyncio.Server | None = field(init=False, default=None)
     _task: asyncio.Task[None] | None = field(init=False, default=None)
 
@@ -169,7 +171,7 @@ class Listener:
 
     async def _listening(self, context: ssl.SSLContext) -> asyncio.Server:
         told = False
-        how: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "limit": lines.LINE}
+        how: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S, "limit": lines.PIECE}
         while True:
             try:
                 return await asyncio.start_server(self._connected, *self.address, **how)
@@ -197,9 +199,11 @@ class Listener:
                 return
             room = asyncio.Semaphore(AT_ONCE)
             async for asked in lines.lines(reader):
-                await room.acquire()
+                waits = asked.get("do") != "cancel"  # it makes room
+                if waits:
+                    await room.acquire()
                 answers.add(one := asyncio.create_task(self._answer(asked, fingerprint, writer)))
-                one.add_done_callback(lambda done: (answers.discard(done), room.release()))
+                one.add_done_callback(partial(_answered, answers, room if waits else None))
         except (OSError, ValueError) as error:
             log.info("a worker elsewhere is gone: %s", error or type(error).__name__)
         finally:
@@ -285,19 +289,32 @@ class Listener:
     async def _act(self, asked: Message, fingerprint: str) -> Message:
         """Carry out what the code of a tool asks for, once as a call is."""
         deps, workspace = await self.database.read(self._in_workspace, asked, fingerprint)
-        left = acting.seconds_left(deps, asked["left"])
+        left, operation = acting.seconds_left(deps, asked["left"]), asked["operation"]
+        its = f"{deps.turn_id} {asked['key']} "
+        if self._cancelled.get(its, -1) >= deps.epoch:
+            raise InvalidCommand("it was cancelled")
+        if not self._is_open(deps):
+            closed = "commands are switched off on the host of this conversation (ENABLE_EXECUTE)"
+            return acting.refused(BackendUnavailable(closed), operation)
 
         async def act() -> Message:
             with about(conversation=deps.conversation_id, work_item=deps.turn_id):
-                ground = await self.carried.ground_at(workspace)
-                return await acting.carried_out(asked, deps, ground, left)
+                try:
+                    ground = await self.carried.ground_at(workspace)
+                except ExecError as error:
+                    return acting.refused(error, operation)
+                try:
+                    return await acting.carried_out(asked, deps, ground, left)
+                finally:
+                    await self.carried.recorded(deps.conversation_id)
 
-        if not self._is_open(deps):
-            closed = BackendUnavailable("commands are switched off on the host of this conversation (ENABLE_EXECUTE)")
-            return {"raised": values.failure(closed), "used": False}
-        key = f"{deps.turn_id} {asked['key']} {_digest(asked, 'operation', 'args', 'options', 'call')}"
+        runs = (not one.task.done() for key, one in self._calls.items() if key.startswith(f"{deps.turn_id} "))
+        if sum(runs) >= AT_ONCE:
+            busy = f"code of one turn does at most {AT_ONCE} things at once on its host"
+            return acting.refused(SpawnFailed(busy), operation)
+        key = its + _digest(asked, "operation", "args", "options", "call")
         # A command goes on without its worker, as on a worker's own host, for whoever continues the turn.
-        return await self._joined(key, deps.epoch, act, lasting=True)
+        return await self._joined(key, deps.epoch, act, of_code=operation)
 
     def _in_workspace(self, conn: sa.Connection, asked: Message, fingerprint: str) -> tuple[TurnDeps, Workspace]:
         call = asked["call"]
@@ -310,19 +327,21 @@ class Listener:
         """Cancel what the code of a tool has asked for by a key, and wait until it has ended."""
         deps = await self.database.read(self._held, asked, fingerprint)
         its = f"{deps.turn_id} {asked['key']} "
+        self._cancelled[its] = deps.epoch  # it may be asked for only now, by another connection
+        asyncio.get_running_loop().call_later(KEPT_S, self._cancelled.pop, its, None)
         running = [one for key, one in self._calls.items() if key.startswith(its) and not one.task.done()]
         for one in running:
             one.cancelled = True
         await cancelled([one.task for one in running])
 
     async def _joined(
-        self, key: str, epoch: int, carry: Callable[[], Coroutine[Any, Any, Message]], *, lasting: bool = False
+        self, key: str, epoch: int, carry: Callable[[], Coroutine[Any, Any, Message]], *, of_code: str = ""
     ) -> Message:
         while True:
             if (running := self._calls.get(key)) is None:
                 task = asyncio.create_task(carry())
-                running = self._calls[key] = _Running(task, epoch, lasting)
-                task.add_done_callback(partial(self._ended, key))
+                running = self._calls[key] = _Running(task, epoch, of_code)
+                task.add_done_callback(partial(self._ended, key, running))
             try:
                 return await self._waited(running)
             except StaleTurn:
@@ -344,7 +363,7 @@ class Listener:
             raise
         finally:
             running.waiting -= 1
-            if not running.waiting and not running.lasting:
+            if not running.waiting and not running.of_code:
                 asyncio.get_running_loop().call_later(self.orphan_s, _give_up, running)
 
     def _is_open(self, deps: TurnDeps) -> bool:
@@ -357,10 +376,11 @@ class Listener:
             raise _Unanswered("this machine was revoked")
         return held_by(conn, self.host_id, asked, self.carried.seconds, counts)
 
-    def _ended(self, key: str, task: asyncio.Task[Message]) -> None:
+    def _ended(self, key: str, running: _Running, task: asyncio.Task[Message]) -> None:
         failure = None if task.cancelled() else task.exception()
-        # What could not be done for now is not kept for whoever asks again.
-        kept_s = 0.0 if task.cancelled() or isinstance(failure, StorageError) else KEPT_S
+        # What could not be done for now is not kept for whoever asks again; nor what is as it was, or has a session.
+        kept = running.of_code in {"", *acting.CHANGES}
+        kept_s = KEPT_S if kept and not task.cancelled() and not isinstance(failure, StorageError) else 0.0
         task.get_loop().call_later(kept_s, self._forget, key, task)
 
     def _forget(self, key: str, task: asyncio.Task[Message]) -> None:
@@ -376,6 +396,12 @@ class Listener:
                 raise ToolFailed(f"these are no arguments of {tool.name}: {error}") from None
             finally:
                 await self.carried.recorded(ctx.deps.conversation_id)
+
+
+def _answered(answers: set[asyncio.Task[None]], room: asyncio.Semaphore | None, done: asyncio.Task[None]) -> None:
+    answers.discard(done)
+    if room is not None:
+        room.release()
 
 
 def _digest(asked: Message, *names: str) -> str:

@@ -29,6 +29,7 @@ from shellback.storage.errors import StaleTurn
 PROTOCOL: Final = 6
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
+PIECE: Final = 256 * 1024
 HELLO: Final = -1
 RUNG: Final = -2
 ALIVE_S: Final = 10.0
@@ -84,16 +85,24 @@ async def lines(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
         TimeoutError: Nothing came.
         OSError: The connection broke.
     """
+    line = bytearray()
     while True:
-        async with asyncio.timeout(SILENCE_S):
-            line = await reader.readline()
-        if not line.endswith(b"\n"):
-            return  # it was cut off within a message
-        if line != b"\n":
-            found: object = json.loads(line)
-            if not isinstance(found, dict):
-                raise ValueError("no message")
-            yield found
+        async with asyncio.timeout(SILENCE_S):  # a long message comes slowly
+            piece = await reader.read(PIECE)
+        if not piece:
+            return  # it may have been cut off within a message
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            line += end
+            if line:
+                found: object = json.loads(line)
+                if not isinstance(found, dict):
+                    raise ValueError("no message")
+                yield found
+            line.clear()
+        line += rest
+        if len(line) > LINE:
+            raise ValueError(f"a message is longer than {LINE:,} bytes")
 
 
 def packed(message: Mapping[str, Any]) -> bytes:
@@ -116,8 +125,16 @@ async def send(writer: asyncio.StreamWriter, message: Mapping[str, Any] | None =
         ValueError: It is too long.
     """
     writer.write(b"\n" if message is None else packed(message))
-    async with asyncio.timeout(SILENCE_S):
-        await writer.drain()
+    while True:
+        left = writer.transport.get_write_buffer_size()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await writer.drain()
+        except TimeoutError:
+            if writer.transport.get_write_buffer_size() >= left:
+                raise
+        else:
+            return
 
 
 async def alive(writer: asyncio.StreamWriter) -> None:

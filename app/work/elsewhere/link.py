@@ -240,7 +240,7 @@ class HostLink:
         address, _, port = where.address.rpartition(":")
         context = certificates.towards_host(own, where.certificate)
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(address, int(port), ssl=context, limit=lines.LINE)
+            reader, writer = await asyncio.open_connection(address, int(port), ssl=context, limit=lines.PIECE)
         beats = asyncio.create_task(lines.alive(writer))
         try:
             await lines.send(writer, {"id": lines.HELLO, "do": "hello"})

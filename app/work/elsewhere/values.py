@@ -55,10 +55,13 @@ def sent(value: object) -> Any:
     kind = type(value).__name__
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Mapping):
-        return {"map": _each(cast("Mapping[str, Any]", value))}
+        found = cast("Mapping[Any, Any]", value)
+        if not all(isinstance(name, str) for name in found):
+            raise TypeError("names have to be strings")
+        return {"map": _each(found)}
     if isinstance(value, Entry):
         return {"kind": kind, "facts": _each(value._asdict())}
     if kind in _KINDS and is_dataclass(value) and not isinstance(value, type):
@@ -69,7 +72,7 @@ def sent(value: object) -> Any:
 
 
 def _each(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): sent(one) for name, one in facts.items()}
+    return {name: sent(one) for name, one in facts.items()}
 
 
 def came(value: Any) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from dbos import DBOS
 from pydantic_ai import RunContext
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.identity import a_call, call_in_progress
+from shellback.exec.core.identity import Call, a_call, call_in_progress
 from shellback.exec.core.model import CallOrigin
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
@@ -50,9 +49,8 @@ def ground_in_turn(ctx: RunContext[TurnDeps]) -> Ground | str:
     return ground if isinstance(ground, Ground | str) and ground else "this run has no workspace"
 
 
-def next_origin(deps: TurnDeps) -> CallOrigin:
-    """The origin of the next command of the running code: of its call, or a new one outside of any."""
-    call = call_in_progress()
+def next_origin(deps: TurnDeps, call: Call | None) -> CallOrigin:
+    """The origin of the next command of a call, or a new one outside of any."""
     # Counted together with the commands of `ctx.workspace`, and anew in each step.
     return a_call(deps.conversation_id) if call is None else call.origin(1 + place_in_turn())
 
@@ -63,7 +61,9 @@ def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:
     def left() -> float:
         return deps.began_at + deps.seconds - time.time()
 
-    origin = partial(next_origin, deps)
+    def origin() -> CallOrigin:
+        return next_origin(deps, call_in_progress())
+
     shell = AsyncShell(
         engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=origin, fenced=fenced
     )

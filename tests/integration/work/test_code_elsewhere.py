@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceUnavailableError
 
-from shellback.exec.core.errors import BackendUnavailable, CommandDenied
+from shellback.exec.core.errors import BackendUnavailable, CommandDenied, WorkspaceUnusable
 from shellback.exec.core.identity import calling
 from shellback.exec.engine.engine import Engine
 from shellback.exec.shell.async_shell import AsyncShell
@@ -21,6 +22,7 @@ from shellback.exec.shell.workspaces.capability import ShellbackWorkspace
 from shellback.exec.tools.toolset import plain_judge
 from shellback.work.elsewhere import acting
 from shellback.work.elsewhere import code as codes
+from shellback.work.elsewhere import host as hosting
 from shellback.work.elsewhere.code import WorkspaceElsewhere
 from shellback.work.queue.mailbox import Workspace
 from shellback.work.turn import equipment
@@ -29,7 +31,7 @@ from shellback.work.turn.hearing import Fenced
 from tests import execs
 from tests.far import Far, far
 from tests.integration.work.test_elsewhere_link import until
-from tests.supervisors import cancelled
+from tests.supervisors import cancelled, raising
 
 # pyright: reportPrivateUsage=false
 pytestmark = pytest.mark.anyio
@@ -97,7 +99,8 @@ async def test_code_acts_in_its_own_conversation_whatever_its_worker_says(turn: 
     with turn.calling() as call:
         made = replace(call.origin(), conversation_id="c2", turn_id="other", epoch=7)
         code = codes.Code(turn.link, turn.deps)
-        assert (await code.ask("shell.execute", "true", origin=lambda: made)).success
+        asked = code._asked("shell.execute", ["true"], {}) | {"named": asdict(made)}
+        assert "value" in await code._answer(asked)
     (session,) = await engine.store.list()
     assert (session.conversation_id, session.turn_id) == ("c1", turn.deps.turn_id)
 
@@ -230,7 +233,9 @@ async def test_what_a_connection_cannot_carry_is_said(
     with pytest.raises(OSError, match="11 bytes of at most 10 between machines") as caught:
         await files.read_bytes("large")
     assert caught.value.errno == errno.EFBIG
-    for start in (shell_of(turn).spawn("true"), shell_of(turn).session()):
+    with pytest.raises(OSError, match="11 bytes of at most 10 between machines"):
+        await files.write_bytes("larger", b"x" * 11)
+    for start in (shell_of(turn).spawn("true"), shell_of(turn).session(), anext(shell_of(turn).stream("true"))):
         with pytest.raises(RuntimeError, match="starts no background commands"):
             await start
     with pytest.raises(TypeError, match="cannot be sent"):
@@ -242,3 +247,128 @@ async def test_an_end_of_time_of_the_turn_ends_the_wait_of_code(turn: Far) -> No
     with turn.calling():
         result = await shell_of(turn).execute("sleep 600", timeout_seconds=60)
     assert result.timed_out
+
+
+async def test_what_was_refused_is_tried_anew_when_it_is_asked_for_again(turn: Far, engine: Engine) -> None:
+    shell = shell_of(turn)
+    with turn.calling():
+        with pytest.raises(ValueError, match="create it first"):
+            await shell.execute("pwd", cwd="sub")
+        assert (await shell.which("./mine")).path is None
+        (engine.workspace / "sub").mkdir()
+        (engine.workspace / "mine").touch(mode=0o755)
+        assert (await shell.execute("pwd", cwd="sub")).stdout.endswith("/sub\n")
+        assert (await shell.which("./mine")).found
+
+
+async def test_a_host_keeps_nothing_of_what_code_has_read_and_the_result_of_what_it_changed_for_a_while(
+    turn: Far,
+) -> None:
+    files = turn.deps.async_filesystem
+    assert files is not None
+    with turn.calling():
+        await files.write_bytes("made", b"text")
+        assert await files.read_bytes("made") == b"text"
+        assert (await shell_of(turn).execute("cat made")).stdout == "text"
+    await until(lambda: len(turn.listener._calls) <= 1)
+    assert [one.of_code for one in turn.listener._calls.values()] == ["files.write_bytes"]
+
+
+async def test_commands_that_begin_together_have_the_numbers_that_they_would_have_on_the_host(
+    turn: Far, engine: Engine
+) -> None:
+    async def together(shell: AsyncShell) -> None:
+        await asyncio.gather(shell.which("sh"), shell.execute("echo ran >> ran"), shell.env())
+
+    with turn.calling():
+        await together(shell_of(turn))
+    files = files_of(engine.backend)
+    here = replace(turn.deps)
+    equipment.equip(here, engine, plain_judge(engine), files)
+    with calling(replace(turn.context(), deps=here)):
+        await together(shell_of(replace(turn, deps=here)))
+    await files.close()
+    assert (engine.workspace / "ran").read_text() == "ran\n"
+
+
+async def test_a_command_that_was_cancelled_before_its_host_had_begun_it_never_begins(
+    turn: Far, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, held, goes_on = turn.listener._in_workspace, threading.Event(), threading.Event()
+
+    def late(*asked: Any) -> Any:
+        found = read(*asked)
+        held.set()
+        goes_on.wait(60)
+        return found
+
+    monkeypatch.setattr(turn.listener, "_in_workspace", late)
+    with turn.calling():
+        running = asyncio.create_task(workspace_of(turn).run(["touch", "ran"]))
+        await asyncio.to_thread(held.wait, 60)
+        await cancelled(running)
+        goes_on.set()
+        monkeypatch.undo()
+        await workspace_of(turn).run(["touch", "next"])
+    assert [one.command for one in await engine.store.list()] == ["'touch' 'next'"]
+
+
+async def test_a_cancelled_wait_of_the_shell_leaves_the_command_whose_end_is_told(
+    turn: Far, engine: Engine, told: execs.Told
+) -> None:
+    with turn.calling():
+        running = asyncio.create_task(shell_of(turn).execute(f"touch ran; {execs.GATE}", timeout_seconds=60))
+        await until((engine.workspace / "ran").exists)
+        await cancelled(running)
+    assert len(await engine.store.list(live=True)) == 1
+    execs.let_go(engine)
+    await until(lambda: len(told.sessions) == 1)
+
+
+async def test_a_failed_cancellation_of_a_command_is_still_a_cancellation(
+    turn: Far, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with turn.calling():
+        running = asyncio.create_task(workspace_of(turn).run(f"touch ran; {execs.GATE}", shell=True))
+        await until((engine.workspace / "ran").exists)
+        monkeypatch.setattr(turn.listener, "_cancel", raising(AssertionError("a fault of the host")))
+        await cancelled(running)
+    execs.let_go(engine)
+
+
+async def test_the_ends_that_code_was_told_are_recorded_before_it_has_them(turn: Far) -> None:
+    with turn.calling():
+        await shell_of(turn).execute("true")
+    assert turn.recorded == ["c1"]
+
+
+async def test_a_workspace_that_is_lost_during_a_turn_is_told_as_on_the_host(
+    turn: Far, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def gone(_: Workspace) -> Any:
+        raise WorkspaceUnusable("it is gone")
+
+    workspace = workspace_of(turn)
+    turn.listener.carried = replace(turn.listener.carried, ground_at=gone)
+    with turn.calling():
+        with pytest.raises(WorkspaceUnavailableError, match="it is gone"):
+            await workspace.run(["true"])
+        with pytest.raises(WorkspaceUnavailableError, match="it is gone"):
+            await workspace.read_bytes("/workspace/x")
+        with pytest.raises(WorkspaceUnusable, match="it is gone"):
+            await shell_of(turn).execute("true")
+    assert "a call of a turn elsewhere failed" not in caplog.text
+
+
+async def test_what_code_of_one_turn_does_at_once_is_bounded(
+    turn: Far, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "AT_ONCE", 1)
+    with turn.calling():
+        running = asyncio.create_task(workspace_of(turn).run(f"touch ran; {execs.GATE}", shell=True))
+        await until((engine.workspace / "ran").exists)
+        with pytest.raises(RuntimeError, match="at most 1 things at once"):
+            await shell_of(turn).execute("true")
+        execs.let_go(engine)
+        await running
+        assert (await shell_of(turn).execute("true")).success

@@ -708,3 +708,42 @@ def test_an_invitation_is_used_once_by_one_machine_until_it_expires(database_url
         with pytest.raises(MemberRefused, match="no machine of this host"):
             db.write_now(members.revoke, HOST, unknown)
     db.close()
+
+
+async def test_a_long_message_may_come_slowly_and_be_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = list[float]()
+    within = asyncio.timeout
+
+    def counted(seconds: float) -> asyncio.Timeout:
+        timeouts.append(seconds)
+        return within(seconds)
+
+    monkeypatch.setattr(lines.asyncio, "timeout", counted)
+    whole = lines.packed({"id": 1}) + b"\n" + lines.packed({"id": 2, "é": "x" * 100}) + lines.packed({"id": 3})
+    for size in (1, 2, 7, 1000):
+        reader, told = asyncio.StreamReader(), list[Any]()
+        timeouts.clear()
+        took = asyncio.create_task(_all(reader, told))
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        for number, piece in enumerate(pieces, 1):
+            await until(lambda: len(timeouts) >= number)  # noqa: B023 - it is over
+            reader.feed_data(piece)
+        await until(lambda: len(told) == 3)  # noqa: B023 - it is over
+        reader.feed_data(b'{"id": 4')
+        reader.feed_eof()
+        await took
+        assert [one["id"] for one in told] == [1, 2, 3]
+        assert len(timeouts) > len(pieces), "each piece has a time of its own"
+
+
+async def _all(reader: asyncio.StreamReader, told: list[Any]) -> None:
+    async for one in lines.lines(reader):
+        told += [one]
+
+
+async def test_a_message_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LINE", 100)
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"x" * 101)
+    with pytest.raises(ValueError, match="longer than 100 bytes"):
+        await anext(aiter(lines.lines(reader)))

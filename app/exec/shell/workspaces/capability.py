@@ -88,16 +88,21 @@ class RunWorkspaces(AbstractCapability[Any]):
 
     @abstractmethod
     def workspace(
-        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, call: Callable[[], Call]
     ) -> WorkspaceBackend:
-        """The workspace of a run, whose reference is `own` after its first operation; `origin` names its commands."""
+        """The workspace of a run, whose reference is `own` after its first operation; `call` names its commands."""
         raise NotImplementedError
 
     def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
         """The workspace, or None if `ref` is of another one; a closed one while the gate is off."""
         if ref not in {None, self._own}:
             return None
-        return self.workspace(ctx, self._own, ref, self._names(ctx)) if self._open(ctx) else ClosedWorkspace(ref)
+        outside = Call(ctx)
+        return (
+            self.workspace(ctx, self._own, ref, lambda: call_in_progress() or outside)
+            if self._open(ctx)
+            else ClosedWorkspace(ref)
+        )
 
     async def wrap_tool_execute(
         self,
@@ -114,10 +119,6 @@ class RunWorkspaces(AbstractCapability[Any]):
     def _open(self, ctx: RunContext[Any]) -> bool:
         recorded: object = getattr(ctx.deps, "gate", None)
         return recorded if isinstance(recorded, bool) else self._enabled
-
-    def _names(self, ctx: RunContext[Any]) -> Callable[[], CallOrigin]:
-        outside = Call(ctx)
-        return lambda: (call_in_progress() or outside).origin(1 + self._place())
 
 
 @dataclass(init=False)
@@ -154,7 +155,7 @@ class WorkspaceCapability(RunWorkspaces):
         self._made = made
 
     def workspace(
-        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, origin: Callable[[], CallOrigin]
+        self, ctx: RunContext[Any], own: WorkspaceRef, ref: WorkspaceRef | None, call: Callable[[], Call]
     ) -> WorkspaceBackend:
         """See `RunWorkspaces`."""
         scope, here = conversation_of(ctx), self._ground(ctx)
@@ -164,7 +165,7 @@ class WorkspaceCapability(RunWorkspaces):
             here.engine,
             ByCall(here.engine, here.policy),
             guarded(here.files, here.policy, scope),
-            origin=origin,
+            origin=lambda: call().origin(1 + self._place()),
             scope=scope,
             name=own.id,
             ref=ref,
