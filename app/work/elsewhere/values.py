@@ -56,7 +56,7 @@ def sent(value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
-        return {"bytes": base64.b64encode(value).decode("ascii")}
+        return {"bytes": base64.b64encode(cast("bytes", value)).decode("ascii")}
     if isinstance(value, Mapping):
         found = cast("Mapping[Any, Any]", value)
         if not all(isinstance(name, str) for name in found):
