@@ -119,6 +119,13 @@ async def _none(_: str) -> None:
     pass
 
 
+def join(db: Database, away: Path, name: str = "away") -> None:
+    """Have the machine with the state directory `away` join `HOST`."""
+    text, _ = db.write_now(members.invite, HOST, name)
+    certificate = certificates.of_machine(away)[1]
+    db.write_now(members.join, text, certificate, certificates.fingerprint_of(certificate))
+
+
 @contextlib.asynccontextmanager
 async def far(engine: Engine, root: Path, template: Path, policy: Policy | None = None) -> AsyncGenerator[Far]:
     """A turn elsewhere that is equipped with the workspace of `engine`; `template` is an empty database."""
@@ -158,9 +165,7 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
         stack.push_async_callback(files.close)
         await listener.start()
         stack.push_async_callback(listener.stop)
-        text, _ = db.write_now(members.invite, HOST, "away")
-        certificate = certificates.of_machine(away)[1]
-        db.write_now(members.join, text, certificate, certificates.fingerprint_of(certificate))
+        join(db, away)
         await link.start()
         stack.push_async_callback(link.stop)
         made = Far(db, listener, link, HostTools(link, PARTS, enabled=True), deps, recorded)

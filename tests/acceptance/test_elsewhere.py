@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from shellback.cli.children import WorkerChild
+from shellback.cli.shared import Refused
 from shellback.work.queue.doorbell import Doorbell
 from tests.commands import Result, assert_refused, facts, shellback, told
-from tests.stage import Stage, stage
+from tests.stage import VERSIONED, Stage, stage
 
 PROGRAM = [sys.executable, "-m", "shellback"]
 
@@ -31,14 +32,15 @@ class Town:
 
     def host(self) -> WorkerChild:
         """`shellback host`, ready."""
-        return self._begun({}, "host")
+        return self._child({}, [*PROGRAM, "host"])
 
-    def worker(self, host: str = "", **environ: str) -> WorkerChild:
-        """`shellback worker --for` this host on the other machine, ready."""
-        return self._begun({**self.away, **environ}, "worker", "--for", host or self.loop.where.host_id[:12])
+    def worker(self, host: str = "", *, version: str = "", **environ: str) -> WorkerChild:
+        """`shellback worker --for` this host on the other machine, ready; `version` makes it one of another release."""
+        words = [sys.executable, VERSIONED, version] if version else [*PROGRAM, "worker"]
+        return self._child({**self.away, **environ}, [*words, "--for", host or self.loop.where.host_id[:12]])
 
-    def _begun(self, environ: dict[str, str], *words: str) -> WorkerChild:
-        made = WorkerChild(self.loop.where, {**self.loop.environ, **environ}, [*PROGRAM, *words])
+    def _child(self, environ: dict[str, str], argv: list[str]) -> WorkerChild:
+        made = WorkerChild(self.loop.where, {**self.loop.environ, **environ}, argv)
         self.loop.workers.append(made)
         made.wait_ready()
         return made
@@ -156,6 +158,43 @@ def served(on: Stage) -> list[str]:
     """The hosts that the worker elsewhere reaches."""
     (row,) = [one for one in facts(told(on, "workers", "--json")) if one["elsewhere"]]
     return row["serves"]
+
+
+def test_a_worker_elsewhere_takes_the_items_of_a_host_whose_own_worker_has_no_room(town: Town) -> None:
+    loop = town.loop
+    loop.hire(WORKER_NAME="own", WAKE_SLOTS="1", FOREGROUND_TIMEOUT="600")
+    town.joined()
+    item = loop.send("$ until [ -e free ]; do sleep 0.05; done; echo free at last", "full")
+    loop.approve("full")
+    loop.session("at last")
+    town.worker()
+    loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "-e go")
+    loop.until("its turn is over", lambda: loop.no_turn("c1"))
+    (loop.workspace / "go").touch()
+    loop.until("it is told", lambda: "exit code 7" in "\n".join(loop.answers()))
+    assert len(loop.callbacks()) == 1
+    assert not loop.no_turn("full"), "its own worker has had no room"
+    (loop.workspace / "free").touch()
+    assert "free at last" in loop.answer(item)
+
+
+def test_a_worker_elsewhere_of_another_version_is_refused_by_name_and_runs_no_turn(town: Town) -> None:
+    host = town.host()
+    town.joined()
+    with pytest.raises(
+        Refused, match=r"is of version \S+ \(protocol \d+\), this worker of v2 \(\d+\): install the same"
+    ):
+        town.worker(version="v2")
+    everywhere = town.worker("all", version="v2")
+    item = town.loop.send("hello")
+    town.loop.until("it says why", lambda: "this worker of v2" in (town.loop.home / "worker.log").read_text())
+    waiting = town.loop.turn(item)
+    assert waiting is not None
+    assert waiting["started_at"] is None
+    everywhere.kill()
+    town.worker()
+    assert town.loop.answer(item)
+    assert host.process.poll() is None
 
 
 def test_a_host_that_is_told_to_stop_during_a_call_ends_at_once_and_the_next_one_answers_it(town: Town) -> None:

@@ -321,13 +321,18 @@ def plain_course(ctx: RunContext[Any]) -> str:
 """
 
 
+def lay_out(place: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a stage the agent `mason` and a workspace with a secret."""
+    (place.root / "mason.py").write_text(MASON)
+    (place.workspace / "plain").write_text("plain text")
+    (place.workspace / ".env").write_text("TOKEN=hidden")
+    monkeypatch.chdir(place.root)
+
+
 @contextmanager
 def masonry(monkeypatch: pytest.MonkeyPatch, **environ: str) -> Generator[Stage]:
     with stage(None, AGENT="mason:agent", **environ) as made:
-        (made.root / "mason.py").write_text(MASON)
-        (made.workspace / "plain").write_text("plain text")
-        (made.workspace / ".env").write_text("TOKEN=hidden")
-        monkeypatch.chdir(made.root)
+        lay_out(made, monkeypatch)
         yield made
 
 
@@ -344,41 +349,46 @@ def lines(place: Stage) -> list[str]:
     return laid.read_text().split() if laid.exists() else []
 
 
+def approved_works_and_others_read(place: Stage) -> None:
+    """Show, with a worker that runs, that an approved tool writes and any other one only reads."""
+    place.answer(place.send("!look {}"))
+    looked = said(place, "look")
+    assert looked["ref"] == ["shellback", "worker"]
+    assert looked["run"][0] != 0
+    assert looked["shell"] != 0
+    for refused in (looked["write"], looked["files"]):
+        assert refused.startswith(("PermissionError: ", "CommandDenied: "))
+        assert "nobody approved this call of look" in refused
+        assert "requires_approval=True" in refused
+    assert {path.name for path in place.workspace.iterdir()} & {"ran", "shell", "written", "filed"} == set()
+    assert {session.profile for session in place.sessions()} == {READ_ONLY}
+
+    item = place.send("!build {}")
+    place.approve()
+    place.answer(item)
+    built = said(place, "build")
+    assert (built["run"], built["shell"]) == ([0, "ran\n"], 0)
+    assert (place.workspace / "written").read_text() == (place.workspace / "filed").read_text() == "text"
+    for answers in (looked, built):
+        assert answers["read"] == "plain text"
+        assert "hidden" not in answers["secret"] + answers["filed_secret"]
+        assert "may be a secret" in answers["secret"]
+    assert [s.profile for s in place.sessions() if s.granted_by == "approved call"] == [WORK, WORK]
+    # Whether it was its own call that used the approval, and what of that the audit has.
+    own = approvals.c.used_by == approvals.c.call_key
+    joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
+    query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
+    assert place.rows(query.where(audit.c.event == "used").order_by(audit.c.id)) == [
+        ("used", True, "build", "echo ran > ran; cat ran"),
+        ("used", True, "build", "'touch' 'shell'"),
+    ]
+
+
 def test_an_approved_tool_works_in_the_workspace_and_every_other_only_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     sandboxes.needed()
     with masonry(monkeypatch, BACKEND="bubblewrap") as place:
         place.hire()
-        place.answer(place.send("!look {}"))
-        looked = said(place, "look")
-        assert looked["ref"] == ["shellback", "worker"]
-        assert looked["run"][0] != 0
-        assert looked["shell"] != 0
-        for refused in (looked["write"], looked["files"]):
-            assert refused.startswith(("PermissionError: ", "CommandDenied: "))
-            assert "nobody approved this call of look" in refused
-            assert "requires_approval=True" in refused
-        assert {path.name for path in place.workspace.iterdir()} & {"ran", "shell", "written", "filed"} == set()
-        assert {session.profile for session in place.sessions()} == {READ_ONLY}
-
-        item = place.send("!build {}")
-        place.approve()
-        place.answer(item)
-        built = said(place, "build")
-        assert (built["run"], built["shell"]) == ([0, "ran\n"], 0)
-        assert (place.workspace / "written").read_text() == (place.workspace / "filed").read_text() == "text"
-        for answers in (looked, built):
-            assert answers["read"] == "plain text"
-            assert "hidden" not in answers["secret"] + answers["filed_secret"]
-            assert "may be a secret" in answers["secret"]
-        assert [s.profile for s in place.sessions() if s.granted_by == "approved call"] == [WORK, WORK]
-        # Whether it was its own call that used the approval, and what of that the audit has.
-        own = approvals.c.used_by == approvals.c.call_key
-        joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
-        query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
-        assert place.rows(query.where(audit.c.event == "used").order_by(audit.c.id)) == [
-            ("used", True, "build", "echo ran > ran; cat ran"),
-            ("used", True, "build", "'touch' 'shell'"),
-        ]
+        approved_works_and_others_read(place)
 
 
 def test_on_the_host_a_command_of_a_tool_that_nobody_approved_is_refused_with_what_would_allow_it(

@@ -1,4 +1,4 @@
-"""A worker whose application version is the first argument: what another release looks like to the queues."""
+"""A worker whose application version is the first argument: what another release looks like to queues and hosts."""
 
 import sys
 
@@ -6,4 +6,4 @@ import shellback.work.worker.worker
 from shellback.cli.main import main
 
 shellback.work.worker.worker.application_version = lambda: sys.argv[1]
-main(["worker"])
+main(["worker", *sys.argv[2:]])

@@ -24,7 +24,6 @@ from shellback.work.elsewhere import lines, values
 from shellback.work.turn.deps import TurnDeps
 
 _FILES: Final = ("exists", "list_dir", "make_dir", "read_bytes", "realpath", "remove", "stat", "write_bytes")
-_CHANGES: Final = ("make_dir", "remove", "write_bytes")
 OPERATIONS: Final = frozenset(
     [
         *(f"shell.{name}" for name in ("env", "execute", "execute_script", "which")),
@@ -32,7 +31,9 @@ OPERATIONS: Final = frozenset(
         "workspace.run",
     ]
 )
-CHANGES: Final = frozenset(f"{what}.{name}" for what in ("files", "workspace") for name in _FILES if name in _CHANGES)
+CHANGES: Final = frozenset(
+    f"{what}.{name}" for what in ("files", "workspace") for name in ("make_dir", "remove", "write_bytes")
+)
 """Operations that change files. One that is asked for again gets the first result."""
 BYTES_MOST: Final = 16 * 2**20
 """The most bytes of a file that a message carries: it is packed and unpacked on event loops."""

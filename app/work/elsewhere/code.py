@@ -14,7 +14,6 @@ import anyio
 from pydantic_ai import RunContext
 from pydantic_ai.workspaces import (
     CommandResult,
-    FileEntry,
     SupportsCommands,
     SupportsFilesystem,
     SupportsRealpath,
@@ -173,56 +172,68 @@ class ShellElsewhere(AsyncShell):
 
     async def stream(self, command: str | Sequence[str], **_: Any) -> AsyncGenerator[Chunk]:
         """Refuse to."""
-        yield Chunk("stdout", str((await self.spawn(command)).id))
+        async for chunk in (await self.spawn(command)).stream():
+            yield chunk
 
 
-class FilesElsewhere(AsyncFilesystem):
-    """The files of a turn elsewhere, see `GuardedFiles`. At most 16 MiB are read or written at once."""
+class _Files:
+    """Operations on files that the host carries out; at most 16 MiB are read or written at once."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, what: str) -> None:
         self._code = code
+        self._what = what
+
+    async def _do(self, operation: str, *args: Any) -> Any:
+        return await self._code.ask(f"{self._what}.{operation}", *args)
 
     async def read_bytes(self, path: str) -> bytes:
-        return await self._code.ask("files.read_bytes", path)
+        return await self._do("read_bytes", path)
+
+    async def write_bytes(self, path: str, data: bytes) -> Any:
+        acting.require_size(len(data))
+        return await self._do("write_bytes", path, data)
+
+    async def stat(self, path: str) -> Any:
+        return await self._do("stat", path)
+
+    async def list_dir(self, path: str = ".") -> Sequence[Any]:
+        return list(await self._do("list_dir", path))
+
+    async def exists(self, path: str) -> bool:
+        return await self._do("exists", path)
+
+    async def realpath(self, path: str) -> str:
+        return await self._do("realpath", path)
+
+    async def make_dir(self, path: str) -> None:
+        await self._do("make_dir", path)
+
+    async def remove(self, path: str) -> None:
+        await self._do("remove", path)
+
+
+class FilesElsewhere(_Files, AsyncFilesystem):
+    """The files of a turn elsewhere, see `GuardedFiles`."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code, "files")
 
     async def read_text(self, path: str) -> str:
         """All of a file as UTF-8; UnicodeDecodeError for anything else."""
         return (await self.read_bytes(path)).decode()
 
-    async def write_bytes(self, path: str, data: bytes) -> Entry:
-        acting.require_size(len(data))
-        return await self._code.ask("files.write_bytes", path, data)
-
     async def write_text(self, path: str, text: str) -> Entry:
         """Write a file as UTF-8."""
         return await self.write_bytes(path, text.encode())
 
-    async def stat(self, path: str) -> Entry:
-        return await self._code.ask("files.stat", path)
 
-    async def list_dir(self, path: str = ".") -> Sequence[Entry]:
-        return list(await self._code.ask("files.list_dir", path))
-
-    async def exists(self, path: str) -> bool:
-        return await self._code.ask("files.exists", path)
-
-    async def realpath(self, path: str) -> str:
-        return await self._code.ask("files.realpath", path)
-
-    async def make_dir(self, path: str) -> None:
-        await self._code.ask("files.make_dir", path)
-
-    async def remove(self, path: str) -> None:
-        await self._code.ask("files.remove", path)
-
-
-class WorkspaceElsewhere(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
+class WorkspaceElsewhere(_Files, WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
     """The workspace of a turn elsewhere, see `ShellbackWorkspace`; its reference is `own`, or None at first."""
 
     def __init__(
         self, code: Code, inner: str, call: Callable[[], Call], own: WorkspaceRef, ref: WorkspaceRef | None
     ) -> None:
-        self._code = code
+        super().__init__(code, "workspace")
         self._inner = inner
         self._call = call
         self._own = own
@@ -251,33 +262,8 @@ class WorkspaceElsewhere(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         how: dict[str, Any] = {"shell": shell, "env": env, "timeout": timeout}
         return await self._code.run("workspace.run", self._call(), command, **how)
 
-    async def read_bytes(self, path: str) -> bytes:
-        return await self._on_files("read_bytes", path)
-
-    async def write_bytes(self, path: str, data: bytes) -> None:
-        acting.require_size(len(data))
-        await self._on_files("write_bytes", path, data)
-
-    async def make_dir(self, path: str) -> None:
-        await self._on_files("make_dir", path)
-
-    async def remove(self, path: str) -> None:
-        await self._on_files("remove", path)
-
-    async def exists(self, path: str) -> bool:
-        return await self._on_files("exists", path)
-
-    async def realpath(self, path: str) -> str:
-        return await self._on_files("realpath", path)
-
-    async def stat(self, path: str) -> FileEntry:
-        return await self._on_files("stat", path)
-
-    async def list_dir(self, path: str) -> Sequence[FileEntry]:
-        return list(await self._on_files("list_dir", path))
-
-    async def _on_files(self, operation: str, *args: Any) -> Any:
-        done = await self._code.ask(f"workspace.{operation}", *args)
+    async def _do(self, operation: str, *args: Any) -> Any:
+        done = await super()._do(operation, *args)
         self._ref = self._own
         return done
 

@@ -54,6 +54,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import HostLost
 from tests.execs import places, unstarted_engine
+from tests.far import join
 from tests.items import HOST, Talk
 from tests.sessions import a_session
 from tests.supervisors import cancelled
@@ -148,9 +149,7 @@ class Two:
         self.db.write_now(lambda conn: conn.execute(change) and None)
 
     def join(self, name: str = "away") -> None:
-        text, _ = self.db.write_now(members.invite, HOST, name)
-        certificate = certificates.of_machine(self.away)[1]
-        self.db.write_now(members.join, text, certificate, certificates.fingerprint_of(certificate))
+        join(self.db, self.away, name)
 
     def context(self, call: str = "t1", **more: Any) -> RunContext[Any]:
         deps = SimpleNamespace(conversation_id="c1", turn_id=self.item.id, epoch=self.epoch, host_id=HOST)
