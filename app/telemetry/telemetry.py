@@ -24,10 +24,12 @@ from shellback.exec.core.model import Session, SessionState
 from shellback.exec.core.ports import SessionWatch
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
+from shellback.storage.rows import literal
 from shellback.storage.session_rows import LIVE
-from shellback.storage.tables import approvals, sessions, turns
+from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.telemetry.pipeline import Pipeline
 from shellback.work.queue.items import BY_A_PERSON, ItemType, Priority, WorkItem
+from shellback.work.queue.mailbox import NOWHERE, waking
 from shellback.work.queue.tracing import cause_of, process_context
 from shellback.work.turn.watching import TurnWatch
 
@@ -249,12 +251,19 @@ def _recorded(conn: sa.Connection, item: WorkItem) -> tuple[sa.Row[Any], str | N
     return turn, cause_of(conn, item), process_ended_at
 
 
+SLOT: Final = "slot"
+HOST: Final = "host"
+"""What an item waits for: a slot of the workers of its host, or a host, without which it is on no queue."""
+ByWait = dict[tuple[str, str], float]
+"""A number for each priority and what its items wait for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """Ages in seconds. `queue_items` and `queue_age_s`: by priority, items whose turn has not begun, and the oldest."""
+    """Ages in seconds. `queue_items` and `queue_age_s`: how many items wait, and the oldest of them."""
 
-    queue_items: dict[str, float] = field(default_factory=dict[str, float])
-    queue_age_s: dict[str, float] = field(default_factory=dict[str, float])
+    queue_items: ByWait = field(default_factory=dict[tuple[str, str], float])
+    queue_age_s: ByWait = field(default_factory=dict[tuple[str, str], float])
     slots_free: int = 0
     sessions_live: int = 0
     approvals_pending: int = 0
@@ -264,14 +273,7 @@ class Levels:
 def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int) -> Levels:
     """The levels now: items and approvals of the whole database, sessions of this host, free slots of this worker."""
     now = time.time()
-    waiting = (
-        sa.select(turns.c.priority, turns.c.created_at)
-        .where(turns.c.ended_at.is_(None), turns.c.started_at.is_(None))
-        .limit(ROWS)
-        .subquery()
-    )
-    first = sa.func.min(waiting.c.created_at)
-    queued = conn.execute(sa.select(waiting.c.priority, first, sa.func.count()).group_by(waiting.c.priority)).all()
+    queued = conn.execute(_QUEUED).all()
     mine = turns.c.ended_at.is_(None), turns.c.started_at.is_not(None), turns.c.executor_id == executor_id
     running = conn.execute(sa.select(sa.func.count()).select_from(turns).where(*mine)).scalar_one()
     live = (
@@ -280,8 +282,8 @@ def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int)
     asked = sa.select(approvals.c.created_at).where(approvals.c.state == "pending").limit(ROWS).subquery()
     pending, since = conn.execute(sa.select(sa.func.count(), sa.func.min(asked.c.created_at)).select_from(asked)).one()
     return Levels(
-        queue_items=_by_priority((priority, items) for priority, _, items in queued),
-        queue_age_s=_by_priority((priority, max(0.0, now - came)) for priority, came, _ in queued),
+        queue_items=_by_wait((priority, what, items) for priority, what, _, items in queued),
+        queue_age_s=_by_wait((priority, what, max(0.0, now - came)) for priority, what, came, _ in queued),
         slots_free=max(0, slots - running),
         sessions_live=conn.execute(sa.select(sa.func.count()).select_from(live)).scalar_one(),
         approvals_pending=pending,
@@ -289,13 +291,44 @@ def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int)
     )
 
 
-def _by_priority(found: Iterable[tuple[int, float]]) -> dict[str, float]:
+def _by_wait(found: Iterable[tuple[int, str, float]]) -> ByWait:
     named = {priority.value: priority.name.lower() for priority in Priority}
-    return dict.fromkeys(named.values(), 0.0) | {named.get(value, str(value)): of for value, of in found}
+    none = dict.fromkeys(((name, what) for name in named.values() for what in (SLOT, HOST)), 0.0)
+    return none | {(named.get(value, str(value)), what): of for value, what, of in found}
 
 
+def _queued() -> sa.Select[int, str, float, int]:
+    """How many items of each priority wait for what, and when the oldest came.
+
+    The unread rows of a conversation that waits for a host are one item, as urgent as the most urgent of them: its
+    placing enqueues that.
+    """
+    item = (
+        sa.select(turns.c.priority, turns.c.created_at)
+        .where(turns.c.ended_at.is_(None), turns.c.started_at.is_(None))
+        .limit(ROWS)
+        .subquery()
+    )
+    mail = (
+        sa.select(mailbox.c.conversation_id, mailbox.c.priority, mailbox.c.created_at)
+        .join(conversations, conversations.c.id == mailbox.c.conversation_id)
+        .where(conversations.c.host_id == literal(NOWHERE), waking())
+        .limit(ROWS)
+        .subquery()
+    )
+    first = sa.func.min(mail.c.priority), sa.func.min(mail.c.created_at)
+    waiting = sa.union_all(
+        sa.select(item.c.priority, item.c.created_at, literal(SLOT).label("waits_for")),
+        sa.select(*first, literal(HOST)).group_by(mail.c.conversation_id),
+    ).subquery()
+    its = waiting.c
+    counted = sa.select(its.priority, its.waits_for, sa.func.min(its.created_at), sa.func.count())
+    return counted.group_by(its.priority, its.waits_for)
+
+
+_QUEUED: Final = _queued()
 _GAUGES: Final = (
-    ("shellback.queue.items", "{item}", "Work items that wait for a turn", "queue_items"),
+    ("shellback.queue.items", "{item}", "Work items that wait for a turn, or for a host", "queue_items"),
     ("shellback.slots.free", "{slot}", "Turns that this worker could run in addition", "slots_free"),
     ("shellback.queue.age", "s", "Age of the oldest waiting work item", "queue_age_s"),
     ("shellback.sessions.live", "{session}", "Sessions whose process may be running", "sessions_live"),
@@ -317,9 +350,9 @@ class Gauges:
 
     def _observed(self, of: str, _: CallbackOptions) -> Iterable[Observation]:
         levels = self._now()
-        found: dict[str, float] | float = {} if levels is None else getattr(levels, of)
+        found: ByWait | float = {} if levels is None else getattr(levels, of)
         if isinstance(found, dict):
-            return [Observation(of, {"priority": name}) for name, of in found.items()]
+            return [Observation(of, {"priority": name, "waits_for": what}) for (name, what), of in found.items()]
         return [Observation(found)]
 
     def _now(self) -> Levels | None:

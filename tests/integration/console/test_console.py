@@ -36,7 +36,8 @@ from shellback.console.waiting import LISTED, WHOLE
 from shellback.settings import Settings, SettingsError
 from shellback.storage import accounts, rules, sessions, tables
 from shellback.storage.accounts import ROLES, Role
-from shellback.work.approvals import approvals, audit
+from shellback.work.approvals import approvals, audit, sending
+from shellback.work.hosts.placing import Wanted
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
 from shellback.work.queue.stream import Event
@@ -805,6 +806,27 @@ def test_the_audit_is_narrowed_and_exported_whole_and_no_cell_is_a_formula(
     assert people["viewer"].get("/audit", params={"by": "nobody-at-all"}).text.count("<tr>") == 0
 
 
+def cells(page: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>((?:<td .*?</td>)+)", page)
+    return [[html.unescape(re.sub(r"<[^>]+>", "", cell)) for cell in re.findall(r"<td .*?</td>", row)] for row in rows]
+
+
+def test_the_queue_shows_what_waits_for_a_host_for_how_long_and_why(place: Stage, people: dict[Role, Visitor]) -> None:
+    assert "No conversation waits for a host." in people["viewer"].get("/queue").text
+    wanted = Wanted(here="client", needs=("gpu",))
+    for _ in range(2):
+        place.write(sending.send, place.enqueuer, "homeless", "hello", host_id="client", place=wanted)
+    (why,) = place.scalars(sa.select(_talks.c.placed).where(_talks.c.id == "homeless"))
+    assert why.startswith("no host fits: ")
+    place.change(sa.update(_talks).where(_talks.c.id == "homeless").values(created_at=time.time() - 190))
+    page = people["viewer"].get("/queue").text
+    assert "No conversation waits for a host." not in page
+    assert ["homeless", "3m ago", "2", why] in cells(page)
+    for table in (_talks, tables.mailbox, tables.turns):
+        name = _talks.c.id if table is _talks else table.c.conversation_id
+        place.change(sa.delete(table).where(name == "homeless"))
+
+
 def test_the_costs_of_a_conversation_and_of_a_day_are_the_sums_of_its_turns(
     place: Stage, people: dict[Role, Visitor]
 ) -> None:
@@ -820,12 +842,6 @@ def test_the_costs_of_a_conversation_and_of_a_day_are_the_sums_of_its_turns(
         row = {"id": f"cost-{number}", "conversation_id": name, "outcome": outcome}
         place.change(sa.insert(its).values(same | row | columns | {"ended_at": at, "started_at": at - 3}))
     day = time.strftime("%Y-%m-%d", time.gmtime(begun))
-
-    def cells(page: str) -> list[list[str]]:
-        rows = re.findall(r"<tr>((?:<td .*?</td>)+)", page)
-        return [
-            [html.unescape(re.sub(r"<[^>]+>", "", cell)) for cell in re.findall(r"<td .*?</td>", row)] for row in rows
-        ]
 
     found = cells(people["viewer"].get("/costs").text)
     assert [day, "2", "3", "1,234,567", "57", "6.0", "dear"] in found

@@ -25,12 +25,15 @@ from opentelemetry.trace import (
 
 from shellback.exec.core.model import Evidence, SessionEnd, SessionState
 from shellback.storage.db import Database
-from shellback.storage.tables import approvals, turns
+from shellback.storage.tables import approvals, mailbox, turns
 from shellback.telemetry.pipeline import ByTrace, Pipeline, Reach, without_words
-from shellback.telemetry.telemetry import Counts, Telemetry, WatchedSessions, WatchedTurns, read_levels
+from shellback.telemetry.telemetry import Counts, Gauges, Telemetry, WatchedSessions, WatchedTurns, read_levels
+from shellback.work.approvals import sending
+from shellback.work.hosts.placing import Wanted
 from shellback.work.queue.items import ItemType, Priority, chat_item, epoch_item
 from shellback.work.queue.queues import note_turn
 from shellback.work.queue.tracing import cause_of, context_of
+from tests.items import NotedEnqueuer
 from tests.otlp import receiving
 from tests.sessions import a_session
 
@@ -68,13 +71,47 @@ def test_levels_tell_the_oldest_of_each_kind_and_nothing_of_what_is_over(databas
 
     database.write_now(fill)
     levels = database.read_now(read_levels, "h1", "w", 48)
-    assert levels.queue_items.pop("high") == 2
+    assert levels.queue_items.pop(("high", "slot")) == 2
     assert set(levels.queue_items.values()) == {0.0}
-    assert levels.queue_age_s.pop("high") == pytest.approx(50, abs=5)
+    assert levels.queue_age_s.pop(("high", "slot")) == pytest.approx(50, abs=5)
     assert set(levels.queue_age_s.values()) == {0.0}
     assert levels.approvals_pending == 2
     assert levels.approval_age_s == pytest.approx(20, abs=5)
     assert levels.sessions_live == 0
+
+
+def test_a_conversation_that_waits_for_a_host_counts_as_one_item_which_waits_for_that(database: Database) -> None:
+    queue, wanted = NotedEnqueuer(), Wanted(here="h1", needs=("gpu",))
+
+    def send(name: str, ago: float, priority: Priority = Priority.NORMAL, place: Wanted | None = wanted) -> None:
+        def act(conn: sa.Connection) -> None:
+            sent = sending.send(conn, queue, name, "hello", host_id="h1", priority=priority, place=place)
+            for table, its in ((mailbox, mailbox.c.dedupe_key), (turns, turns.c.id)):
+                conn.execute(sa.update(table).where(its == sent.item_id).values(created_at=time.time() - ago))
+
+        database.write_now(act)
+
+    send("here", 20.0, place=None)
+    for name, ago, priority in (("c1", 90.0, Priority.NORMAL), ("c1", 5.0, Priority.HIGH), ("c2", 40.0, Priority.HIGH)):
+        send(name, ago, priority)
+    send("read", 300.0)
+    database.write_now(
+        lambda conn: conn.execute(
+            sa.update(mailbox).where(mailbox.c.conversation_id == "read").values(state="heard", heard_at=time.time())
+        )
+    )
+    assert [item.conversation_id for item in queue.items] == ["here"], "nothing of the others is on a queue"
+
+    told = Told()
+    Gauges(told.meter, lambda: database.read_now(read_levels, "h1", "w", 48))
+    items, ages = told.counted("shellback.queue.items"), told.counted("shellback.queue.age")
+    assert (sum(items.values()), max(ages.values())) == (3, pytest.approx(90, abs=5))
+    assert {at: items.pop(at) for at in ("normal,slot", "high,host")} == {"normal,slot": 1, "high,host": 2}
+    assert ages.pop("normal,slot") == pytest.approx(20, abs=5)
+    assert ages.pop("high,host") == pytest.approx(90, abs=5)
+    named = {f"{priority.name.lower()},{what}" for priority in Priority for what in ("slot", "host")}
+    assert {*items, *ages} == named - {"normal,slot", "high,host"}
+    assert {*items.values(), *ages.values()} == {0.0}
 
 
 def test_free_slots_are_those_that_no_turn_of_this_worker_has(database: Database) -> None:
@@ -167,7 +204,8 @@ class Told:
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
-        self.counts = Counts(MeterProvider([self.reader]).get_meter("test"))
+        self.meter = MeterProvider([self.reader]).get_meter("test")
+        self.counts = Counts(self.meter)
         self.spans: list[dict[str, Any]] = []
 
     def past(self, name: str, traceparent: str, times: tuple[float, float], **more: Any) -> None:

@@ -26,6 +26,7 @@ from shellback.work.approvals import approvals, sending
 from shellback.work.hosts import hosts as known_hosts
 from shellback.work.hosts.adopting import Here, Neighbours, give_up, move
 from shellback.work.hosts.loads import Load, loads
+from shellback.work.hosts.placing import Wanted
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import WorkItem
@@ -113,6 +114,10 @@ class Bench:
     def send(self, text: str = "hello", name: str = "c1") -> WorkItem:
         sent = self.db.write_now(sending.send, self.queue, name, text, host_id=THERE)
         return self.queue.items[sent.item_id][1] if sent.item_id in self.queue.items else self.item(sent.item_id)
+
+    def unplaced(self, name: str) -> None:
+        wanted = Wanted(here=ELSEWHERE, needs=("gpu",))
+        self.db.write_now(sending.send, self.queue, name, "hello", host_id=ELSEWHERE, place=wanted)
 
     def item(self, item_id: str) -> WorkItem:
         return replace(next(iter(self.queue.items.values()))[1], id=item_id)
@@ -483,6 +488,8 @@ async def test_the_log_of_a_session_of_another_host_is_said_to_be_there_and_neve
 
 
 SCALING: Final = ROOT / "docs/scaling.md"
+AGES: Final = ((turns, 60), (mailbox, 600))
+"""How many seconds ago the rows of each table came."""
 
 
 def carries(host_id: str, **what: Any) -> Load:
@@ -513,7 +520,9 @@ def test_the_load_of_a_host_is_what_runs_and_waits_there_and_a_host_without_a_he
     assert states == {ELSEWHERE: "alive", THERE: "given_up"}
 
 
-def test_the_query_for_an_autoscaler_in_the_docs_says_the_same_of_each_host(postgres_url: str) -> None:
+def test_the_query_for_an_autoscaler_in_the_docs_says_the_same_of_each_host_and_what_waits_for_one(
+    postgres_url: str,
+) -> None:
     (query,) = (block.text for block in blocks(SCALING) if block.language == "sql")
     db = Database(postgres_url)
     bench = Bench(db)
@@ -521,9 +530,18 @@ def test_the_query_for_an_autoscaler_in_the_docs_says_the_same_of_each_host(post
     for _ in range(2):
         bench.send(name="c2")
         bench.send(name="c3")
-    db.write_now(lambda conn: conn.execute(sa.update(turns).values(created_at=turns.c.created_at - 60)) and None)
-    (row,) = db.read_now(lambda conn: conn.execute(sa.text(query)).mappings().all())
+        bench.unplaced("c4")
+    bench.unplaced("c5")
+    bench.unplaced("read")
+    heard = sa.update(mailbox).where(mailbox.c.conversation_id == "read").values(state="heard")
+    earlier = [sa.update(table).values(created_at=table.c.created_at - ago) for table, ago in AGES]
+    db.write_now(lambda conn: [conn.execute(change) for change in (heard, *earlier)] and None)
+    found = db.read_now(lambda conn: conn.execute(sa.text(query)).mappings().all())
+    rows = {row["host"]: row for row in found}
     (load,) = db.read_now(loads, THERE)
-    assert (row["host"], row["waiting"], row["running"]) == (THERE, load.waiting, load.running) == (THERE, 2, 1)
-    assert 55 < row["oldest_s"] < 180
+    counts = {host: (row["waiting"], row["running"]) for host, row in rows.items()}
+    assert counts == {THERE: (load.waiting, load.running), "none": (2, 0)}
+    assert counts[THERE] == (2, 1)
+    assert 55 < rows[THERE]["oldest_s"] < 180
+    assert 595 < rows["none"]["oldest_s"] < 720
     db.close()
