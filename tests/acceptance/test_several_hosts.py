@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +17,8 @@ import yaml
 
 from shellback.cli.main import cli
 from shellback.settings import Settings
+from tests.acceptance.test_elsewhere import Town, listening
+from tests.commands import OURS, facts, told
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
@@ -40,8 +45,8 @@ def containers(kind: str) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in [*spec.get("initContainers", []), *spec["containers"]]}
 
 
-HOST, MIGRATE = containers("StatefulSet"), containers("Job")
-ALL = [*HOST.values(), *MIGRATE.values()]
+HOST, WORKERS, MIGRATE = containers("StatefulSet"), containers("Deployment"), containers("Job")
+ALL = [*HOST.values(), *WORKERS.values(), *MIGRATE.values()]
 OF_US = [each for each in ALL if each["name"] != "directories"]
 
 
@@ -50,9 +55,20 @@ def shares(container: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_a_command_of_ours(words: list[str]) -> bool:
-    context = click.Context(cli)
-    command = cli.get_command(context, words[0])
-    return command is not None and {*words[1:]} <= {name for each in command.params for name in each.opts}
+    command = cli.get_command(click.Context(cli), words[0])
+    try:
+        return command is not None and bool(command.make_context(words[0], words[1:]))
+    except click.UsageError:
+        return False
+
+
+def given(container: dict[str, Any]) -> dict[str, Any]:
+    """What `env` of a container gives, by the names."""
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container.get("env", [])}
+
+
+def policies() -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each["spec"] for each in objects(ROOT / "deploy/kubernetes/network.yaml")}
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -71,8 +87,10 @@ def test_containers_run_commands_and_settings_that_there_are_with_the_image_of_t
     for words in [*(each["args"] for each in OF_US), *(words[1:] for words in asked if words[0] == "shellback")]:
         assert is_a_command_of_ours(words), words
     settings = one("ConfigMap")["data"]
-    for names in [settings, *([given["name"] for given in each.get("env", [])] for each in ALL)]:
-        assert {name.lower() for name in names} <= Settings.model_fields.keys()
+    for its in [settings, *(given(each) for each in ALL)]:
+        parts = set(re.findall(r"\$\((\w+)\)", " ".join(value for value in its.values() if isinstance(value, str))))
+        assert parts <= its.keys()
+        assert {name.lower() for name in its.keys() - parts} <= Settings.model_fields.keys()
     assert Settings.load(settings).supervisor == "external"
 
 
@@ -108,12 +126,79 @@ def test_the_supervisor_starts_first_ends_last_and_has_no_key() -> None:
         {"name": "DATABASE_URL", "valueFrom": {"secretKeyRef": {"name": "shellback", "key": "DATABASE_URL"}}}
     ]
     assert HOST["serve"]["env"] == [each for each in MIGRATE["migrate"]["env"] if "valueFrom" in each] == only_the_url
-    assert [each["name"] for each in ALL if {"secretRef": {"name": "shellback"}} in each.get("envFrom", [])] == [
-        "worker"
-    ]
+    with_a_key = [each for each in ALL if {"secretRef": {"name": "shellback"}} in each.get("envFrom", [])]
+    assert with_a_key == [HOST["worker"], WORKERS["worker"]]
 
 
-@pytest.mark.parametrize("kind", ["StatefulSet", "Job"])
+def test_workers_reach_a_host_at_the_address_of_its_pod_by_the_port_that_policies_allow() -> None:
+    its = given(HOST["worker"])
+    assert its["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert [*its].index("POD_IP") < [*its].index("LISTEN"), "Kubernetes expands what stands before"
+    (port,) = [port["containerPort"] for each in ALL for port in each.get("ports", [])]
+    for address in ("10.1.2.3", "fd00::7"):
+        listen = its["LISTEN"].replace("$(POD_IP)", address)
+        loaded = Settings.load({"DATABASE_URL": "postgresql://db.internal/shellback", "LISTEN": listen})
+        assert loaded.listen.rpartition(":")[::2] == (address, str(port))
+    labels = {kind: one(kind)["spec"]["template"]["metadata"]["labels"] for kind in ("StatefulSet", "Deployment")}
+    hosts, workers = policies()["shellback-hosts"], policies()["shellback-workers"]
+    assert one("Deployment")["spec"]["selector"]["matchLabels"] == labels["Deployment"]
+    assert [each["podSelector"]["matchLabels"] for each in (hosts, workers)] == [*labels.values()]
+    ports = [{"protocol": "TCP", "port": port}]
+    assert hosts["ingress"] == [{"from": [{"podSelector": workers["podSelector"]}], "ports": ports}]
+    assert workers["egress"] == [{"to": [{"podSelector": hosts["podSelector"]}], "ports": ports}]
+    assert (hosts["policyTypes"], workers["policyTypes"]) == (["Ingress"], ["Egress"])
+
+
+def test_workers_have_the_settings_of_hosts_names_of_their_own_and_a_state_directory_that_nothing_else_sees() -> None:
+    worker, prepares = WORKERS["worker"], WORKERS["directories"]
+    assert worker["args"] == ["worker", "--for", "all"]
+    assert worker["envFrom"] == HOST["worker"]["envFrom"]
+    assert given(worker) == {"WORKER_NAME": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    volumes = {each["name"]: each for each in pod("Deployment")["volumes"]}
+    assert "emptyDir" in volumes["state"]
+    assert "emptyDir" in volumes["tmp"]
+    assert [(each["mountPath"], each["subPath"]) for each in shares(worker)] == [("/var/lib/shellback", "own")]
+    # Where commands run, the certificate with which hosts are called is not.
+    assert volumes["certificate"]["secret"]["secretName"] == "shellback-workers"
+    assert [each["name"] for each in prepares["volumeMounts"]] == ["certificate", "state"]
+    assert not {"certificate", "shellback-workers"} & {each["name"] for each in pod("StatefulSet")["volumes"]}
+    drain = Settings.load(one("ConfigMap")["data"]).drain_seconds
+    assert pod("Deployment")["terminationGracePeriodSeconds"] > drain + 10
+
+
+def test_workers_with_one_certificate_run_turns_of_all_hosts_also_of_one_that_it_joins_later(postgres_url: str) -> None:
+    *install, source, target = WORKERS["directories"]["command"]
+    ask, programs = WORKERS["worker"]["readinessProbe"]["exec"]["command"], Path(sys.executable).parent
+    with listening(postgres_url) as first, listening(postgres_url) as second:
+        root = first.root
+        made_in, later = (Town(on, {"SHELLBACK_HOME": str(root / "made"), "LISTEN": ""}) for on in (first, second))
+        for one_host in (made_in, later):
+            one_host.host()
+        made_in.joined("workers")
+        pods = [root / f"pod-{number}" for number in range(2)]
+        for number, its in enumerate(pods):
+            certificate = root / "made" / Path(source).name
+            home = its / Path(target).parent.relative_to("/volumes/state")
+            subprocess.run([*install, certificate, home / Path(target).name], check=True)
+            town = Town(first, {"SHELLBACK_HOME": str(home), "WORKSPACE_ROOT": str(root / "nowhere"), "LISTEN": ""})
+            town.worker("all", WORKER_NAME=f"workers-{number}")
+        shutil.rmtree(root / "made")
+        later.away["SHELLBACK_HOME"] = str(pods[1] / "own")
+        later.joined("workers")
+
+        def both_serve_both() -> bool:
+            found = [each["serves"] for each in facts(told(first, "workers", "--json")) if each["elsewhere"]]
+            return list(map(set, found)) == [{first.where.host_id, second.where.host_id}] * 2
+
+        first.until("both serve both hosts", both_serve_both)
+        for on in (first, second):
+            assert on.answer(on.send("hello"))
+        for name, is_ready in (("workers-0", True), ("workers-1", True), ("workers-2", False)):
+            env = {**first.environ, **OURS, "WORKER_NAME": name, "PATH": f"{programs}:{first.environ['PATH']}"}
+            assert (subprocess.run(ask, env=env, cwd=root, check=False).returncode == 0) is is_ready
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment", "Job"])
 def test_pods_run_without_root_rights_and_a_token_of_the_cluster(kind: str) -> None:
     spec = pod(kind)
     (user,) = re.findall(r"useradd --uid (\d+)", (ROOT / "Dockerfile").read_text())
@@ -131,20 +216,22 @@ def test_pods_run_without_root_rights_and_a_token_of_the_cluster(kind: str) -> N
         assert {*each["resources"]["requests"]} == {*each["resources"]["limits"]} == {"cpu", "memory"}
 
 
-def test_pods_are_reached_by_nothing_and_reach_names_postgres_and_hosts_the_provider() -> None:
-    policies = {each["metadata"]["name"]: each["spec"] for each in objects(ROOT / "deploy/kubernetes/network.yaml")}
-    labels = {kind: one(kind)["spec"]["template"]["metadata"]["labels"] for kind in ("StatefulSet", "Job")}
-    both, models = policies["shellback"], policies["shellback-models"]
-    assert both["podSelector"]["matchLabels"].items() <= labels["StatefulSet"].items() & labels["Job"].items()
-    assert (
-        models["podSelector"]["matchLabels"]
-        == labels["StatefulSet"]
-        == one("StatefulSet")["spec"]["selector"]["matchLabels"]
-    )
-    assert (both["policyTypes"], both["ingress"]) == (["Ingress", "Egress"], [])
-    ports = [[port["port"] for port in rule["ports"]] for spec in (both, models) for rule in spec["egress"]]
+def test_pods_are_reached_by_nothing_else_and_reach_names_postgres_and_those_with_turns_the_provider() -> None:
+    kinds = ("StatefulSet", "Deployment", "Job")
+    labels = {kind: one(kind)["spec"]["template"]["metadata"]["labels"] for kind in kinds}
+    every, models = policies()["shellback"], policies()["shellback-models"]
+    for its in labels.values():
+        assert every["podSelector"]["matchLabels"].items() <= its.items()
+    (chosen,) = models["podSelector"]["matchExpressions"]
+    assert (chosen["key"], chosen["operator"]) == ("part", "In")
+    assert chosen["values"] == [labels[kind]["part"] for kind in ("StatefulSet", "Deployment")]
+    assert models["podSelector"]["matchLabels"] == every["podSelector"]["matchLabels"]
+    assert labels["StatefulSet"] == one("StatefulSet")["spec"]["selector"]["matchLabels"]
+    assert (every["policyTypes"], every["ingress"]) == (["Ingress", "Egress"], [])
+    assert policies().keys() == {"shellback", "shellback-models", "shellback-hosts", "shellback-workers"}
+    ports = [[port["port"] for port in rule["ports"]] for spec in (every, models) for rule in spec["egress"]]
     assert ports == [[53, 53], [5432], [443]]
-    assert all(rule["to"] for spec in (both, models) for rule in spec["egress"])
+    assert all(rule["to"] for spec in (every, models) for rule in spec["egress"])
 
 
 SECRET = re.compile(
