@@ -13,14 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
+from shellback.exec.reports.callback_text import HEADER
+from shellback.storage.tables import workers
 from shellback.work.queue.doorbell import Doorbell
-from tests.commands import Result, assert_refused, facts, shellback, told
+from tests.commands import OURS, Result, assert_refused, facts, shellback, told
 from tests.stage import VERSIONED, Stage, stage
 
 PROGRAM = [sys.executable, "-m", "shellback"]
+BEATS = sa.select(workers.c.heartbeat_at).where(workers.c.elsewhere)
+"""A worker looks for items as often as its heart beats."""
 
 
 @dataclass
@@ -30,17 +35,18 @@ class Town:
     loop: Stage
     away: dict[str, str] = field(default_factory=dict[str, str])
 
-    def host(self) -> WorkerChild:
-        """`shellback host`, ready."""
-        return self._child({}, [*PROGRAM, "host"])
+    def host(self, *, version: str = "") -> WorkerChild:
+        """`shellback host`, ready; `version` makes it one of another release."""
+        return self._child(version, {}, "host")
 
     def worker(self, host: str = "", *, version: str = "", **environ: str) -> WorkerChild:
         """`shellback worker --for` this host on the other machine, ready; `version` makes it one of another release."""
-        words = [sys.executable, VERSIONED, version] if version else [*PROGRAM, "worker"]
-        return self._child({**self.away, **environ}, [*words, "--for", host or self.loop.where.host_id[:12]])
+        words = ("worker", "--for", host or self.loop.where.host_id[:12])
+        return self._child(version, {**self.away, **environ}, *words)
 
-    def _child(self, environ: dict[str, str], argv: list[str]) -> WorkerChild:
-        made = WorkerChild(self.loop.where, {**self.loop.environ, **environ}, argv)
+    def _child(self, version: str, environ: dict[str, str], *words: str) -> WorkerChild:
+        program = [sys.executable, VERSIONED, version] if version else PROGRAM
+        made = WorkerChild(self.loop.where, {**OURS, **self.loop.environ, **environ}, [*program, *words])
         self.loop.workers.append(made)
         made.wait_ready()
         return made
@@ -195,6 +201,59 @@ def test_a_worker_elsewhere_of_another_version_is_refused_by_name_and_runs_no_tu
     town.worker()
     assert town.loop.answer(item)
     assert host.process.poll() is None
+
+
+def test_host_and_worker_are_upgraded_one_after_the_other_and_nothing_is_lost_or_done_twice(town: Town) -> None:
+    loop, sent = town.loop, list[str]()
+
+    def send(when: str) -> str:
+        """A message to each of three conversations that go on, and to a new one; the item of the last."""
+        items = [loop.send(f"{when}-{name}.", name) for name in ("c1", "c2", "c3", when)]
+        sent.extend(f"{when}-{name}." for name in ("c1", "c2", "c3", when))
+        return items[-1]
+
+    def log() -> str:
+        return (loop.home / "worker.log").read_text()
+
+    host = town.host()
+    town.joined()
+    worker = town.worker("all", OFFLINE_SECONDS="0.5")
+    process = loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "-e go", "process", rest=True)
+    loop.send("$ echo ran >> ran.txt; until [ -e free ]; do sleep 0.05; done; echo over-$((8 + 9))", "call")
+    request = loop.pending("call")
+    loop.send("held-by-the-call.", "call")
+    sent.append("held-by-the-call.")
+    loop.decide(request)
+    loop.until("it runs", (loop.workspace / "ran.txt").exists)
+    send("before")
+    host.stop()
+    assert host.process.returncode == 0
+    send("without")
+    town.host(version="v2")
+    unfit = r"handed on until .* is of version v2 \(protocol \d+\), this worker of shape\S+ \(\d+\): install the same"
+    loop.until("it says why", lambda: re.search(unfit, log()))
+    between = send("between")
+    beats = set[float]()
+    loop.until("it has looked for items", lambda: beats.update(loop.scalars(BEATS)) or len(beats) == 3)
+    worker.stop()
+    assert worker.process.returncode == 0
+    town.worker("all", version="v2")
+    after = send("after")
+    for name in ("go", "free"):
+        (loop.workspace / name).touch()
+    loop.until("it is told of the process", lambda: "exit code 7" in "\n".join(loop.answers(conversation="process")))
+    loop.until("it is told of the call", lambda: "over-17" in "\n".join(loop.answers(conversation="call")))
+    loop.until("at rest", loop.at_rest)
+    names = ("c1", "c2", "c3", "before", "without", "between", "after", "process", "call")
+    answers = "\n".join(answer for name in names for answer in loop.answers(conversation=name))
+    assert {text: answers.count(text) for text in sent} == dict.fromkeys(sent, 1)
+    assert answers.count(f"Session {process.id}: exit code 7") == 1
+    assert answers.count(HEADER) == 2
+    (call,) = (one for one in loop.sessions() if one.id != process.id)
+    assert sorted(loop.callbacks()) == sorted(f"EXEC_CALLBACK:{one}" for one in (process.id, call.id))
+    assert (loop.workspace / "ran.txt").read_text() == "ran\n"
+    version_of = sa.text("select application_version from dbos.workflow_status where workflow_uuid = :id")
+    assert [loop.scalars(version_of.bindparams(id=item)) for item in (between, after)] == [["v2"], ["v2"]]
 
 
 def test_a_host_that_is_told_to_stop_during_a_call_ends_at_once_and_the_next_one_answers_it(town: Town) -> None:

@@ -1,4 +1,7 @@
-"""A worker whose application version is the first argument: what another release looks like to queues and hosts."""
+"""Shellback whose application version is the first argument: what another release looks like to queues and hosts.
+
+The words of a command follow; without any it is a worker.
+"""
 
 import sys
 
@@ -6,4 +9,4 @@ import shellback.work.worker.worker
 from shellback.cli.main import main
 
 shellback.work.worker.worker.application_version = lambda: sys.argv[1]
-main(["worker", *sys.argv[2:]])
+main(sys.argv[2:] or ["worker"])

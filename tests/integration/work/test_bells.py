@@ -91,6 +91,11 @@ def sent_unrung(on: Stage, text: str) -> str:
         client.destroy()
 
 
+def begun(on: Stage, item: str) -> bool:
+    turn = on.turn(item)
+    return turn is not None and turn["started_at"] is not None
+
+
 def test_a_message_and_an_end_ring_and_a_slot_that_becomes_free_takes_the_next_item(on: Stage) -> None:
     without_polls(on)
     items = [on.send("hello", conversation=f"c{number}") for number in range(5)]
@@ -109,6 +114,21 @@ def test_items_beyond_the_slots_of_one_worker_run_at_another_at_once(postgres_ur
             items = [on.send("hello", conversation=f"c{again}{number}") for number in range(3)]
             turns = [on.ended(item) for item in items]
             assert max(turn["started_at"] for turn in turns) < min(turn["ended_at"] for turn in turns)
+
+
+def test_a_wake_begins_at_once_though_ordinary_items_have_all_slots_and_more_of_them_wait(database_url: str) -> None:
+    with stage(database_url, TURN_SLOTS="1", WAKE_SLOTS="1") as on:
+        worker = on.hire()
+        session = on.started("$ until [ -e go ]; do sleep 0.05; done &", "-e go", rest=True)
+        worker.stop()
+        items = [on.send("hello", f"ordinary{number}", waiting=False) for number in range(3)]
+        on.hire(OFFLINE_SECONDS="60")
+        running = on.until("one runs", lambda: next((item for item in items if begun(on, item)), None))
+        (on.workspace / "go").touch()
+        on.until("the wake begins", lambda: begun(on, f"EXEC_CALLBACK:{session.id}"))
+        turns = {item: on.turn(item) or {} for item in items}
+        assert turns.pop(running)["outcome"] is None
+        assert [turn["started_at"] for turn in turns.values()] == [None, None]
 
 
 def test_an_item_whose_ring_was_lost_is_found_by_a_look(on: Stage) -> None:

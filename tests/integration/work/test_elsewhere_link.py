@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -517,6 +518,38 @@ async def test_the_connection_of_a_revoked_machine_is_closed_and_none_is_made(tw
     await cancelled(call)
 
 
+async def test_a_call_of_a_machine_that_is_revoked_meanwhile_goes_on_and_only_the_next_worker_is_told_its_result(
+    two: Two, tmp_path: Path
+) -> None:
+    gone = asyncio.Event()
+    two.link.patience_s, two.link.gone = 0.5, lambda _: gone.set()
+    ctx = two.context()
+    revoked = two.call(ctx)
+    await two.has(1)
+    two.db.write_now(members.revoke, HOST, "away")
+    await two.lost()
+    await until(lambda: [one.waiting for one in two.reach._calls.values()] == [0])
+    assert two.desk.ended == 0, "it goes on"
+    two.away = tmp_path / "next"
+    two.away.mkdir()
+    two.join("next")
+    link = HostLink(two.db, HOST, two.away, FIT, patience_s=10.0)
+    await link.start()
+    two.tools = HostTools(link, PARTS, enabled=True)
+    two.epoch += 1
+    change = sa.update(conversations).values(epoch=two.epoch)
+    two.db.write_now(lambda conn: conn.execute(change) and None)
+    its = two.call(replace(ctx, deps=two.context().deps))
+    await until(lambda: [one.waiting for one in two.reach._calls.values()] == [1])
+    await asyncio.wait_for(gone.wait(), 30)
+    two.desk.may_end.set()
+    assert (await its).value == {"echo": {"command": "true"}}
+    assert not revoked.done(), "it gets no answer"
+    assert (len(two.desk.calls), two.desk.ended, two.desk.cancelled) == (1, 1, 0)
+    await cancelled(revoked)
+    await link.stop()
+
+
 async def test_a_call_of_a_revoked_machine_is_refused_before_its_connection_is_closed(two: Two) -> None:
     two.desk.may_end.set()
     asked = {
@@ -706,6 +739,20 @@ def test_an_invitation_is_used_once_by_one_machine_until_it_expires(database_url
     for unknown in ("", "nobody"):
         with pytest.raises(MemberRefused, match="no machine of this host"):
             db.write_now(members.revoke, HOST, unknown)
+    db.close()
+
+
+def test_an_invitation_for_another_database_is_refused_with_the_reason_and_is_not_used(
+    database_url: str, sqlite_template: Path, tmp_path: Path
+) -> None:
+    db, other = Database(database_url), Database(f"sqlite:///{shutil.copyfile(sqlite_template, tmp_path / 'other.db')}")
+    text, _ = db.write_now(members.invite, HOST, "m")
+    why = r"is not of this database \(DATABASE_URL\); `shellback hosts invite NAME` on the host prints another one"
+    with pytest.raises(MemberRefused, match=why):
+        other.write_now(members.join, text, "pem", "f1")
+    assert other.read_now(members.hosts_of, "f1") == set()
+    assert db.write_now(members.join, text, "pem", "f1").state == "joined"
+    other.close()
     db.close()
 
 
