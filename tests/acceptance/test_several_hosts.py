@@ -166,7 +166,7 @@ def test_workers_have_the_settings_of_hosts_names_of_their_own_and_a_state_direc
     assert pod("Deployment")["terminationGracePeriodSeconds"] > drain + 10
 
 
-def test_workers_with_one_certificate_run_turns_of_all_hosts_also_of_one_that_it_joins_later(postgres_url: str) -> None:
+def test_workers_with_one_certificate_run_turns_of_all_hosts_and_of_one_that_they_join_later(postgres_url: str) -> None:
     *install, source, target = WORKERS["directories"]["command"]
     ask, programs = WORKERS["worker"]["readinessProbe"]["exec"]["command"], Path(sys.executable).parent
     with listening(postgres_url) as first, listening(postgres_url) as second:
