@@ -14,6 +14,8 @@ from tests.acceptance.test_own_agent import approved_works_and_others_read, lay_
 
 @pytest.fixture
 def masons(postgres_url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Town]:
+    if request.param.get("BACKEND") == "bubblewrap":
+        sandboxes.needed()
     with listening(postgres_url, AGENT="mason:agent", **request.param) as made:
         lay_out(made, monkeypatch)
         away = {"SHELLBACK_HOME": str(made.root / "away"), "WORKSPACE_ROOT": str(made.root / "nowhere"), "LISTEN": ""}
@@ -25,7 +27,6 @@ def masons(postgres_url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.F
 
 @pytest.mark.parametrize("masons", [{"BACKEND": "bubblewrap"}], indirect=True)
 def test_an_approved_tool_elsewhere_works_in_the_workspace_of_its_host_and_every_other_only_reads(masons: Town) -> None:
-    sandboxes.needed()
     masons.worker()
     approved_works_and_others_read(masons.loop)
     assert not Path(masons.away["WORKSPACE_ROOT"]).exists()
