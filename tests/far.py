@@ -157,8 +157,8 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
     entry, _ = db.write_now(closing.enter, item, True, executor_id="w", wakes=Wakes(), hosts={HOST})
     assert entry.epoch is not None
     deps = TurnDeps(
-        conversation_id="c1", turn_id=item.id, epoch=entry.epoch, gate=True, began_at=time.time(), seconds=3600.0,
-        host_id=HOST,
+        conversation_id="c1", turn_id=item.id, epoch=entry.epoch, gate=True, began_at=0.0, seconds=3600.0,
+        until=time.monotonic() + 3600.0, host_id=HOST,
     )  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(db.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -154,7 +155,7 @@ class Given(Hearing):
         return Agent(FunctionModel(respond), deps_type=TurnDeps, capabilities=[self])
 
     async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
-        return Look(letters=self._letters(step), wish=self._wish(step))
+        return Look(at=0.0, letters=self._letters(step), wish=self._wish(step))
 
     async def wished(self, deps: TurnDeps) -> Wish | None:
         return self._wish(deps.looks + 1)
@@ -175,7 +176,14 @@ def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def turn_deps(*, gate: bool = True, seconds: float = 1e12, host_id: str = HOST) -> TurnDeps:
     return TurnDeps(
-        conversation_id="c1", turn_id="t1", epoch=1, gate=gate, began_at=0.0, seconds=seconds, host_id=host_id
+        conversation_id="c1",
+        turn_id="t1",
+        epoch=1,
+        gate=gate,
+        began_at=0.0,
+        seconds=seconds,
+        until=time.monotonic() + seconds,
+        host_id=host_id,
     )
 
 

@@ -39,7 +39,7 @@ from tests.supervisors import kill
 T = TypeVar("T")
 PATIENCE_S = 60.0
 LEAVE_S = 20.0
-VERSIONED = str(Path(__file__).parent / "programs" / "versioned_worker.py")
+DIFFERING = str(Path(__file__).parent / "programs" / "differing.py")
 IMPORTED_BY = ("AGENT", "PYTHON", "OTEL_")
 
 
@@ -136,7 +136,7 @@ class Stage:
         environ = {**self.environ, **environ}
         worker: WorkerChild
         if version is not None:
-            worker = ForkedWorker(self.where, environ, program=VERSIONED, arguments=[version])
+            worker = ForkedWorker(self.where, environ, program=DIFFERING, arguments=[version])
         elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
             worker = WorkerChild(self.where, environ, [*before, sys.executable, "-m", "shellback", "worker"])
         else:

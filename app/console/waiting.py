@@ -17,6 +17,7 @@ from shellback.console.access import Page, caller_of
 from shellback.console.pages import PREFIX, page, path
 from shellback.exec.core.display import label
 from shellback.exec.policy.rules.remember import DAYS_MAX
+from shellback.storage import rows
 from shellback.work.approvals import approvals, showing
 from shellback.work.errors import ApprovalRefused, InvalidRequest
 from shellback.work.queue import mailbox
@@ -170,7 +171,7 @@ def _look(at: Asking) -> tuple[list[approvals.Request], int, list[dict[str, Any]
     """The requests of the page, how many there are, and what was decided lately."""
 
     def look(conn: sa.Connection) -> tuple[list[approvals.Request], int, list[approvals.Request]]:
-        lately = approvals.decided_last(conn, since=time.time() - LATELY_S, limit=LATELY)
+        lately = approvals.decided_last(conn, since=rows.now(conn) - LATELY_S, limit=LATELY)
         return approvals.find(conn, state="pending", limit=LISTED), approvals.pending(conn), lately
 
     found, total, lately = at.where.database.read_now(look)

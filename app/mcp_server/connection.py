@@ -59,11 +59,14 @@ class CallDeps:
 
     conversation_id: str
     turn_id: str
-    began_at: float
     approval: Approval | None
     epoch: int = 0
     gate: bool = True
-    seconds: float = WITHIN_S
+    until: float = field(default_factory=lambda: time.monotonic() + WITHIN_S)
+
+    def left(self) -> float:
+        """The seconds that the call has left."""
+        return self.until - time.monotonic()
 
     def approval_for(self, _: CallKey) -> Approval | None:
         """The approval of this call, or None."""
@@ -281,8 +284,8 @@ class Connection:
         """The request when it is decided, or at the latest then."""
         loop = asyncio.get_running_loop()
         while request.state == "pending":
-            rung, left_s = self.calls.decided.next, request.expires_at - time.time()
-            request = await self.calls.database.read(approvals.get, request.id)
+            rung = self.calls.decided.next
+            request, left_s = await self.calls.database.read(approvals.waiting, request.id)
             if request.state != "pending" or loop.time() >= until:
                 break
             if left_s <= 0:
@@ -343,7 +346,7 @@ def context_of(conversation: str, turn_id: str, asked: Asked, approval: Approval
     """The context of a call, in which it looks like a model's; nothing in it differs when it is repeated."""
     part = ToolCallPart(asked.tool, asked.args, tool_call_id=asked.id)
     return RunContext(
-        deps=CallDeps(conversation_id=conversation, turn_id=turn_id, began_at=time.time(), approval=approval),
+        deps=CallDeps(conversation_id=conversation, turn_id=turn_id, approval=approval),
         model=cast("Any", None),
         usage=RunUsage(),
         messages=[ModelResponse([part], timestamp=_NO_TIME, run_id="mcp")],

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from shellback.exec.core.identity import call_key, session_id
 from shellback.exec.core.model import CallOrigin
 from shellback.mcp_server.answer import Asked
-from shellback.storage.rows import change_some, put
+from shellback.storage.rows import CLOCK, change_some, put
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, joined_calls, sessions
 from shellback.work.approvals import asking
@@ -158,7 +158,7 @@ def _joined(call_key: str) -> sa.Select[Any]:
 def _open() -> sa.ColumnElement[bool]:
     """Whether a request waits, or was approved and may be used."""
     # As `uses.consume` demands: an approval that was not used in time is none.
-    since = time.time() - (approvals.c.expires_at - approvals.c.created_at)
+    since = CLOCK - (approvals.c.expires_at - approvals.c.created_at)
     return sa.or_(
         approvals.c.state == "pending", sa.and_(approvals.c.state == "approved", approvals.c.decided_at >= since)
     )

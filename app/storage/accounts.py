@@ -120,9 +120,7 @@ def invite(conn: sa.Connection, name: str) -> str:
 
 def invited(conn: sa.Connection, secret: str) -> Account | None:
     """The account whose link this is, while the link is in force."""
-    query = sa.select(accounts).where(
-        accounts.c.link == digest_of(secret), accounts.c.link_expires_at > rows.clock(conn)
-    )
+    query = sa.select(accounts).where(accounts.c.link == digest_of(secret), accounts.c.link_expires_at > rows.CLOCK)
     row = conn.execute(query).one_or_none()
     return None if row is None else _account(row, rows.now(conn))
 

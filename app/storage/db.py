@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from shellback.storage import rows
 from shellback.storage.errors import DatabaseLocked, DatabaseUnreachable, OutcomeUnknown
 from shellback.storage.failures import failure_of
 from shellback.storage.outage import Outage
@@ -358,6 +359,7 @@ class SqliteFile:
         try:
             conn.execute("PRAGMA foreign_keys = ON")
             conn.execute("PRAGMA synchronous = FULL")
+            conn.create_function(rows.WALL_CLOCK, 0, lambda: time.time())  # noqa: PLW0108 - tests set that clock
             prepare(conn)
         except sqlite3.Error:
             conn.close()

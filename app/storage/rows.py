@@ -8,10 +8,33 @@ from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 NAMED: Final = 5
 """So many ids are named to a person who has to choose."""
-_NOW: Final = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+WALL_CLOCK: Final = "wall_clock"
+"""The name of `time.time` in statements on SQLite."""
+
+
+class _Clock(FunctionElement[float]):
+    type = sa.Float()
+    inherit_cache = True
+
+
+@compiles(_Clock)
+def _of_server(_element: _Clock, _compiler: object, **_: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+@compiles(_Clock, "sqlite")
+def _of_machine(_element: _Clock, _compiler: object, **_: Any) -> str:
+    return f"{WALL_CLOCK}()"
+
+
+CLOCK: Final = _Clock()
+"""`now` as a value of a statement. No index finds what is compared with it on Postgres, because it advances."""
+_NOW: Final = sa.select(CLOCK)
 
 
 @cache
@@ -131,11 +154,6 @@ def now(conn: sa.Connection) -> float:
     if conn.dialect.name == "sqlite":
         return time.time()
     return float(conn.execute(_NOW).scalar_one())
-
-
-def clock(conn: sa.Connection) -> float | sa.ColumnElement[Any]:
-    """`now` as a value of a statement, which need not be asked for first."""
-    return time.time() if conn.dialect.name == "sqlite" else sa.extract("epoch", sa.func.clock_timestamp())
 
 
 def lock_name(conn: sa.Connection, name: str) -> None:

@@ -61,7 +61,7 @@ def add(conn: sa.Connection, wanted: Sequence[Rule]) -> list[Rule]:
 def live(conn: sa.Connection, conversation_id: str | None) -> tuple[Rule, ...]:
     """The rules in force for this conversation; with None all of them."""
     query = sa.select(rules).where(
-        rules.c.revoked_at.is_(None), sa.or_(rules.c.expires_at.is_(None), rules.c.expires_at > rows.clock(conn))
+        rules.c.revoked_at.is_(None), sa.or_(rules.c.expires_at.is_(None), rules.c.expires_at > rows.CLOCK)
     )
     if conversation_id is not None:
         query = query.where(sa.or_(rules.c.conversation_id.is_(None), rules.c.conversation_id == conversation_id))

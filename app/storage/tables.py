@@ -1,7 +1,8 @@
 """Our tables, for SQLite and Postgres. DBOS has its own tables in the same database.
 
-Times are wall-clock seconds (`Float`), for people and ages only. Heartbeats use the database's clock (`rows.now`),
-because the clocks of hosts may differ. JSON columns contain portable JSON only. Names follow `docs/glossary.md`.
+Times are wall-clock seconds (`Float`). Those that something is decided by, as heartbeats, approvals, and begins and
+ends of turns, are by the database's clock (`rows.now`), because the clocks of machines may differ. JSON columns
+contain portable JSON only. Names follow `docs/glossary.md`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,10 @@ from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.exec.reports.callback_text import HEADER
 from shellback.storage.tables import workers
+from shellback.work.approvals import approvals
 from shellback.work.queue.doorbell import Doorbell
 from tests.commands import OURS, Result, assert_refused, facts, shellback, told
-from tests.stage import VERSIONED, Stage, stage
+from tests.stage import DIFFERING, Stage, stage
 
 PROGRAM = [sys.executable, "-m", "shellback"]
 BEATS = sa.select(workers.c.heartbeat_at).where(workers.c.elsewhere)
@@ -35,17 +36,17 @@ class Town:
     loop: Stage
     away: dict[str, str] = field(default_factory=dict[str, str])
 
-    def host(self, *, version: str = "") -> WorkerChild:
-        """`shellback host`, ready; `version` makes it one of another release."""
-        return self._child(version, {}, "host")
+    def host(self, *, differs: str = "") -> WorkerChild:
+        """`shellback host`, ready; it `differs` in its version or clock, see `programs/differing.py`."""
+        return self._child(differs, {}, "host")
 
-    def worker(self, host: str = "", *, version: str = "", **environ: str) -> WorkerChild:
-        """`shellback worker --for` this host on the other machine, ready; `version` makes it one of another release."""
+    def worker(self, host: str = "", *, differs: str = "", **environ: str) -> WorkerChild:
+        """`shellback worker --for` this host on the other machine, ready; it may differ as `host`."""
         words = ("worker", "--for", host or self.loop.where.host_id[:12])
-        return self._child(version, {**self.away, **environ}, *words)
+        return self._child(differs, {**self.away, **environ}, *words)
 
-    def _child(self, version: str, environ: dict[str, str], *words: str) -> WorkerChild:
-        program = [sys.executable, VERSIONED, version] if version else PROGRAM
+    def _child(self, differs: str, environ: dict[str, str], *words: str) -> WorkerChild:
+        program = [sys.executable, DIFFERING, differs] if differs else PROGRAM
         made = WorkerChild(self.loop.where, {**OURS, **self.loop.environ, **environ}, [*program, *words])
         self.loop.workers.append(made)
         made.wait_ready()
@@ -184,14 +185,32 @@ def test_a_worker_elsewhere_takes_the_items_of_a_host_whose_own_worker_has_no_ro
     assert "free at last" in loop.answer(item)
 
 
+@pytest.mark.parametrize("seconds", ["+3600", "-3600"])
+@pytest.mark.parametrize("whose", ["host", "worker"])
+def test_a_clock_that_is_an_hour_off_expires_no_request_and_ends_no_turn(town: Town, whose: str, seconds: str) -> None:
+    loop = town.loop
+    loop.environ |= {"SWEEP_SECONDS": "0.2", "APPROVAL_TTL": "900", "TURN_MAX_SECONDS": "600"}
+    differs = {whose: seconds}
+    town.host(differs=differs.get("host", ""))
+    town.joined()
+    town.worker(differs=differs.get("worker", ""))
+    loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 7 &", "-e go")
+    (loop.workspace / "go").touch()
+    loop.until("it is told", lambda: "exit code 7" in "\n".join(loop.answers()))
+    item = loop.send("$ echo up-$((8 + 9))")
+    loop.approve()
+    assert "up-17" in loop.answer(item)
+    assert [one.state for one in loop.read(approvals.find)] == ["used", "used"]
+
+
 def test_a_worker_elsewhere_of_another_version_is_refused_by_name_and_runs_no_turn(town: Town) -> None:
     host = town.host()
     town.joined()
     with pytest.raises(
         Refused, match=r"is of version \S+ \(protocol \d+\), this worker of v2 \(\d+\): install the same"
     ):
-        town.worker(version="v2")
-    everywhere = town.worker("all", version="v2")
+        town.worker(differs="v2")
+    everywhere = town.worker("all", differs="v2")
     item = town.loop.send("hello")
     town.loop.until("it says why", lambda: "this worker of v2" in (town.loop.home / "worker.log").read_text())
     waiting = town.loop.turn(item)
@@ -229,7 +248,7 @@ def test_host_and_worker_are_upgraded_one_after_the_other_and_nothing_is_lost_or
     host.stop()
     assert host.process.returncode == 0
     send("without")
-    town.host(version="v2")
+    town.host(differs="v2")
     unfit = r"handed on until .* is of version v2 \(protocol \d+\), this worker of shape\S+ \(\d+\): install the same"
     loop.until("it says why", lambda: re.search(unfit, log()))
     between = send("between")
@@ -237,7 +256,7 @@ def test_host_and_worker_are_upgraded_one_after_the_other_and_nothing_is_lost_or
     loop.until("it has looked for items", lambda: beats.update(loop.scalars(BEATS)) or len(beats) == 3)
     worker.stop()
     assert worker.process.returncode == 0
-    town.worker("all", version="v2")
+    town.worker("all", differs="v2")
     after = send("after")
     for name in ("go", "free"):
         (loop.workspace / name).touch()

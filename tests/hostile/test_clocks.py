@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from shellback.exec.core.display import age
 from shellback.exec.supervisor.loop import now
@@ -15,10 +17,12 @@ from shellback.exec.supervisor.process.job import Job
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals as requests
 from shellback.storage.tables import conversations, mailbox, turns, workers
-from shellback.work.approvals import approvals, asking
+from shellback.work.approvals import approvals, asking, uses
+from shellback.work.elsewhere.holding import held_by
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.notices import notices
 from shellback.work.queue.items import ItemType, Priority, epoch_item
+from shellback.work.turn import looks
 from shellback.work.worker.retention import Ages, Retention
 from tests.items import HOST, PROPOSED, Talk, a_worker
 
@@ -29,18 +33,30 @@ TTL_S = 1000.0
 
 
 class Clock:
-    """The clock that people see, and the one that nobody sets, each as far ahead as a test says."""
+    """The clock that people see, and the one that nobody sets, each as far ahead as a test says.
+
+    Postgres sees the first one too, unless it is `apart`, on another machine.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = self.boot = 0.0
+        self.apart = False
         wall, boot = time.time, time.clock_gettime
         monkeypatch.setattr(time, "time", lambda: wall() + self.wall)
         monkeypatch.setattr(time, "clock_gettime", lambda which: boot(which) + self.boot)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
+    def told(self, _conn: object, _cursor: object, statement: str, values: object, *_: object) -> tuple[str, object]:
+        """A statement as Postgres gets it."""
+        ahead = 0.0 if self.apart else self.wall
+        return statement.replace("clock_timestamp()", f"(clock_timestamp() + interval '{ahead} seconds')"), values
+
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock(monkeypatch)
+    event.listen(sa.Engine, "before_cursor_execute", made.told, retval=True)
+    yield made
+    event.remove(sa.Engine, "before_cursor_execute", made.told)
 
 
 def asked(talk: Talk) -> str:
@@ -171,6 +187,50 @@ async def test_nothing_is_pruned_by_a_clock_that_has_just_been_set(
     assert await retention.once() == {}
     clock.boot = clock.wall = 2 * 86_400.0
     assert (await retention.once())["mailbox"] == 1
+
+
+@pytest.fixture
+def machines(postgres: Database, clock: Clock) -> Talk:
+    """A conversation whose database is on another machine, whose clock is right."""
+    clock.apart = True
+    return Talk(postgres)
+
+
+@pytest.mark.parametrize("off", [3600.0, -3600.0])
+def test_a_turn_has_the_same_time_left_on_a_machine_whose_clock_is_off(
+    machines: Talk, clock: Clock, off: float
+) -> None:
+    item = machines.send()
+    first = machines.begin(item)
+    clock.wall = off
+    begun = machines.begin(item)
+    epoch = machines.conversation().epoch
+    look = machines.db.write_now(looks.look, "c1", item.id, epoch, 1)
+    assert begun.at == first.at <= look.at <= first.at + 60
+    assert 0 <= begun.ago < 60
+    asked = {"conversation": "c1", "turn": item.id, "epoch": epoch}
+    assert 40 < machines.db.read_now(held_by, HOST, asked, 100.0).left() <= 100
+    machines.finish(item, epoch)
+    (ended_at,) = machines.db.read_now(lambda conn: conn.execute(sa.select(turns.c.ended_at)).one())
+    assert look.at <= ended_at <= first.at + 60
+
+
+@pytest.mark.parametrize(("one", "other"), [(3600.0, 0.0), (-3600.0, 0.0), (0.0, 3600.0), (0.0, -3600.0)])
+async def test_approvals_and_notices_hold_between_machines_whose_clocks_differ(
+    machines: Talk, clock: Clock, one: float, other: float
+) -> None:
+    clock.wall = one
+    request = asked(machines)
+    machines.db.write_now(notices.Outbox(on=True).put, "alarm", "c1", "k1", "something")
+    clock.wall = other
+    await sweep(machines).once()
+    assert machines.db.read_now(approvals.waiting, request)[1] > TTL_S - 60
+    assert machines.db.read_now(notices.next_due) == 0.0
+    assert len(machines.db.write_now(notices.take, limit=5, lease_s=60.0)) == 1
+    clock.wall = one
+    assert approved(machines, request) == "approved"
+    clock.wall = other
+    machines.db.write_now(uses.consume, request, "me", PROPOSED.digest, conversation_id="c1")
 
 
 def test_durations_are_by_a_clock_that_nobody_sets(clock: Clock) -> None:

@@ -13,7 +13,6 @@ and blocks the conversation, and the transaction of the last decision enqueues o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -21,6 +20,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.exec.core.display import SECRETS, request_lines
+from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.rows import begun, candidates, change, count, given
 from shellback.storage.tables import approvals, conversations, turns
@@ -119,6 +119,12 @@ def get(conn: sa.Connection, request_id: str) -> Request:
     return Request(**found[0])
 
 
+def waiting(conn: sa.Connection, request_id: str) -> tuple[Request, float]:
+    """`get`, and the seconds after which nobody decided in time; 0 at least."""
+    request = get(conn, request_id)
+    return request, _left(request.created_at, request.expires_at, rows.now(conn))
+
+
 def find(
     conn: sa.Connection,
     *,
@@ -187,7 +193,7 @@ def decide(  # noqa: PLR0913 - what a decision is
         raise ApprovalRefused(f"approval request {request.id} is decided by a person, not by a client: {why}")
     if scope == "session" and (why := why_not_for_session(request)):
         raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
-    now = time.time()
+    now = rows.now(conn)
     driven = conversation is None or conversation.driver == mailbox.AGENT
     if decision == "changed" and not (driven and request.of_call):
         whose = "of an MCP client, which alone can change its call" if request.of_call else "about a connection"
@@ -275,15 +281,15 @@ def supersede(
 def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
     """The seconds that each pending request still has, 0 at least; of at most 1,000 requests.
 
-    With `host_id`, only requests in conversations of this host, whose clock made them. A clock that jumped forward
-    expires requests early. A clock that was set back to before a request expires it too: its age is unknown.
+    With `host_id`, only requests in conversations of this host. Times are the database's (`rows.now`): if its clock
+    leaps forward, requests expire early; if it is set back to before a request, that expires too: its age is unknown.
     """
     query = sa.select(approvals.c.id, approvals.c.created_at, approvals.c.expires_at)
     pending = query.where(approvals.c.state == "pending").order_by(approvals.c.expires_at).limit(1000)
     if host_id is not None:
         here = sa.select(conversations.c.id).where(conversations.c.host_id == host_id)
         pending = pending.where(approvals.c.conversation_id.in_(here))
-    now = time.time()
+    now = rows.now(conn)
     return {row.id: _left(row.created_at, row.expires_at, now) for row in conn.execute(pending)}
 
 

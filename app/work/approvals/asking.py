@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from shellback.exec.core.model import CallKey
 from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
+from shellback.storage import rows
 from shellback.storage.tables import approvals, sessions
 from shellback.work.approvals.approvals import Request, find, get
 from shellback.work.approvals.audit import audited
@@ -66,7 +66,7 @@ def ask(
         request_id = f"a{uuid.uuid4().hex[:11]}"
         same = waiting.get((call.tool_name, call.digest))
         refusal = _same_waits(same) if same else _too_many(limit) if len(waiting) >= limit else None
-        now = time.time()
+        now = rows.now(conn)
         request = {
             **asdict(call),
             "id": request_id,
@@ -93,7 +93,7 @@ def ask_again(
 ) -> None:
     """Ask about a call that a person has changed; the caller blocks the conversation in the same transaction."""
     request = get(conn, request_id)
-    now = time.time()
+    now = rows.now(conn)
     values: dict[str, Any] = {
         "display": call.display | _about_session(conn, request.conversation_id, call),
         "digest": call.digest,

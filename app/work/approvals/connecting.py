@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 from shellback.exec.core.display import CONNECT
 from shellback.exec.policy.rules.matching import Hit, Rules
 from shellback.exec.wire.hosts import place
+from shellback.storage import rows
 from shellback.storage import rules as saved
 from shellback.storage.rows import change, count
 from shellback.storage.tables import approvals, conversations, sessions
@@ -97,17 +97,17 @@ def judged(conn: sa.Connection, question: Question, terms: Terms) -> Answer:
     conversation = mailbox.lock(conn, question.scope)
     if conversation is None:
         return Answer(refused=f"{question.place} is not on the list, and no person can be asked outside a conversation")
-    rules = terms.rules.plus(saved.live(conn, question.scope))
-    hit = rules.connection(question.host, question.port, question.scope, time.time())
+    now, rules = rows.now(conn), terms.rules.plus(saved.live(conn, question.scope))
+    hit = rules.connection(question.host, question.port, question.scope, now)
     if hit is not None and hit.effect == "deny":
         return Answer(refused=f"{question.place} is denied: {hit.reason}", by=hit.name)
     last = _last(conn, question)
-    if last is not None and _holds(last, question):
+    if last is not None and _holds(last, question, now):
         _had(conn, last)
         return Answer(allowed=f"request {last.id}")
     if hit is not None and hit.effect == "allow":
         return _by_rule(conn, question, hit)
-    return _standing(conn, last, question) or _asked(conn, question, terms)
+    return _standing(conn, last, question, now) or _asked(conn, question, terms)
 
 
 def decided(conn: sa.Connection, request_id: str) -> bool:
@@ -117,7 +117,7 @@ def decided(conn: sa.Connection, request_id: str) -> bool:
 
 def late(conn: sa.Connection, host_id: str) -> dict[str, float]:
     """Decisions for agents of a host that no connection has had: by request, the seconds until `tell` is due."""
-    now = time.time()
+    now = rows.now(conn)
     query = (
         sa.select(approvals.c.id, approvals.c.decided_at)
         .join(conversations, conversations.c.id == approvals.c.conversation_id)
@@ -180,30 +180,30 @@ def _last(conn: sa.Connection, question: Question) -> Request | None:
     return None if row is None else Request(**row)
 
 
-def _holds(request: Request, question: Question) -> bool:
+def _holds(request: Request, question: Question, now: float) -> bool:
     """Whether a yes is for this connection."""
     if request.state not in {"approved", "used"} or request.decided_at is None:
         return False
     if request.scope == "session":
         return True
-    waited = time.time() - question.waited_s <= request.decided_at
-    return _fresh(request) and (waited or request.state == "approved")
+    waited = now - question.waited_s <= request.decided_at
+    return _fresh(request, now) and (waited or request.state == "approved")
 
 
-def _standing(conn: sa.Connection, request: Request | None, question: Question) -> Answer | None:
+def _standing(conn: sa.Connection, request: Request | None, question: Question, now: float) -> Answer | None:
     """The answer by a request that is open, or that was denied lately."""
     if request is not None and request.state == "pending":
         return Answer(waits=request.id)
-    if request is None or request.state != "denied" or not _fresh(request):
+    if request is None or request.state != "denied" or not _fresh(request, now):
         return None
     _had(conn, request)
     why = f": {request.note}" if request.note else ""
     return Answer(refused=f"{question.place} was denied by {request.decided_by}{why}", by=f"request {request.id}")
 
 
-def _fresh(request: Request) -> bool:
+def _fresh(request: Request, now: float) -> bool:
     """Whether a decision is no older than a request may become, by a clock that was not set back."""
-    age_s = time.time() - (request.decided_at or 0.0)
+    age_s = now - (request.decided_at or 0.0)
     return -APART_S <= age_s <= request.expires_at - request.created_at
 
 

@@ -5,12 +5,12 @@ A standing approval holds for all input to its session until the session ends; e
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from shellback.exec.core.model import APPROVED, Act, CallKey, Session, SessionId
+from shellback.storage import rows
 from shellback.storage.rows import change_some
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, sessions
@@ -19,7 +19,7 @@ from shellback.work.approvals import audit
 from shellback.work.approvals.audit import Unusable
 
 APART_S: Final = 300.0
-"""How far the clocks of two hosts may differ."""
+"""How far a clock may be set back: what is dated further ahead counts as expired."""
 _STANDING: Final = (
     sa.select(approvals.c.session_id, approvals.c.id, approvals.c.digest)
     .join(sessions, sessions.c.id == approvals.c.session_id)
@@ -114,7 +114,7 @@ def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, con
     Raises:
         Unusable: It was used, has expired, is no approval, or is for something else; the message says which.
     """
-    now = time.time()
+    now = rows.CLOCK
     row = conn.execute(
         sa.update(approvals)
         .where(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -51,11 +50,11 @@ def facts_of(ground: Ground) -> dict[str, Any]:
     }
 
 
-async def carried_out(asked: lines.Message, deps: TurnDeps, ground: Ground, left: Callable[[], float]) -> lines.Message:
+async def carried_out(asked: lines.Message, deps: TurnDeps, ground: Ground) -> lines.Message:
     """The result or error of one operation for the code of a call, and whether its origin was `used`.
 
-    What the call may change is what the approval of `deps` for it covers, see `ByCall`. `left` are the seconds that
-    the turn has left. Cancelling it is cancelling the operation.
+    What the call may change is what the approval of `deps` for it covers, see `ByCall`. Cancelling it cancels the
+    operation.
 
     Raises:
         StaleTurn: Another execution holds the conversation.
@@ -75,7 +74,7 @@ async def carried_out(asked: lines.Message, deps: TurnDeps, ground: Ground, left
     answer: lines.Message
     with contextlib.nullcontext() if call is None else calling(lines.context_of(call, deps)):
         try:
-            act = _operation(asked["operation"], deps, ground, left, origin)
+            act = _operation(asked["operation"], deps, ground, origin)
             done = await act(*values.came(asked["args"]), **values.came(asked["options"]))
             if isinstance(done, bytes):
                 require_size(len(done))
@@ -97,16 +96,14 @@ def refused(error: Exception, operation: str = "") -> lines.Message:
     return {"raised": failure, "used": False}
 
 
-def _operation(
-    name: str, deps: TurnDeps, ground: Ground, left: Callable[[], float], origin: Callable[[], CallOrigin]
-) -> Any:
+def _operation(name: str, deps: TurnDeps, ground: Ground, origin: Callable[[], CallOrigin]) -> Any:
     if name not in OPERATIONS:
         raise InvalidCommand(f"{name!r} is no operation that code elsewhere has")
     what, _, method = name.partition(".")
     engine, scope = ground.engine, deps.conversation_id
     by = ByCall(engine, ground.policy)
     if what == "shell":
-        return getattr(AsyncShell(engine, by, scope=scope, deadline=left, origin=origin), method)
+        return getattr(AsyncShell(engine, by, scope=scope, deadline=deps.left, origin=origin), method)
     files = guarded(ground.files, ground.policy, scope)
     if what == "files":
         return getattr(files, method)
@@ -122,9 +119,3 @@ def require_size(size: int) -> None:
     if size > BYTES_MOST:
         said = f"{size} bytes of at most {BYTES_MOST} between machines; read or write the file by a command"
         raise OSError(errno.EFBIG, said)
-
-
-def seconds_left(deps: TurnDeps, told: float) -> Callable[[], float]:
-    """The seconds that a turn has left; `told` is what was left on the machine of its worker."""
-    until = time.monotonic() + min(told, deps.seconds)
-    return lambda: until - time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -100,7 +99,6 @@ class Code:
             "named": None,
             "call": _call(),
             "key": uuid.uuid4().hex,
-            "left": self.deps.began_at + self.deps.seconds - time.time(),
         }
 
     async def _answer(self, asked: lines.Message, unused: Callable[[], object] = lambda: None) -> lines.Message:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from shellback.storage.errors import StaleTurn
+from shellback.storage.rows import CLOCK
 from shellback.storage.tables import conversations, turns
 from shellback.work.approvals.approvals import Request
 from shellback.work.approvals.asking import grants_of
 from shellback.work.turn.deps import TurnDeps
 
 _HOLDS: Final = (
-    sa.select(turns.c.begun)
+    sa.select(turns.c.begun, CLOCK.label("now"))
     .join(conversations, conversations.c.id == turns.c.conversation_id)
     .where(
         turns.c.id == sa.bindparam("turn"),
@@ -51,5 +53,6 @@ def held_by(
         gate=row.begun["gate"],
         began_at=row.begun["at"],
         seconds=seconds,
+        until=time.monotonic() + row.begun["at"] + seconds - row.now,
         approvals=grants_of([one for one in decided if counts(one)]),
     )

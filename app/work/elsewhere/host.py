@@ -54,6 +54,7 @@ UNREAD: Final = 64 * 1024
 """From so many bytes on that a worker has not read it is not told of items."""
 AT_ONCE: Final = 256
 """Requests of one connection at the same time; the next ones are not read before one has ended."""
+REVOKED: Final = "this machine was revoked"
 
 
 class _Unanswered(Exception):
@@ -230,32 +231,33 @@ class Listener:
             _abort([writer])
 
     async def _done(self, asked: Message, fingerprint: str) -> Any:
-        done: Awaitable[Any]
         for_a_turn = {"call": self._call, "act": self._act, "cancel": self._cancel, "news": self._news}
-        match asked.get("do"):
-            case "hello":
-                done = self._told_of_itself()
-            case "call" | "act" | "cancel" | "news" as what:
-                done = for_a_turn[what](asked, fingerprint)
-            case "propose":
-                done = self.carried.tools.propose(asked["conversation"], asked["tool"], asked["args"])
-            case "ground":
-                done = self._ground(Workspace(*asked["workspace"]))
-            case "noted":
-                done = asyncio.to_thread(self.carried.noted)
-            case "closed":
-                done = self.carried.closed(asked["conversation"])
-            case other:
-                raise ValueError(f"{other!r} is nothing that this host does")
+        what = asked.get("do")
         try:
-            return await done
+            if what in for_a_turn:
+                return await for_a_turn[what](asked, fingerprint)
+            if not await self.database.read(members.trusts, self.host_id, fingerprint):
+                raise _Unanswered(REVOKED)
+            return await self._done_for_machine(what, asked)
         except StaleTurn:
             raise
         except StorageError as error:
             raise _Unanswered(str(error)) from error
 
-    async def _told_of_itself(self) -> Message:
-        return self.carried.fit.to_json()
+    async def _done_for_machine(self, what: object, asked: Message) -> Any:
+        match what:
+            case "hello":
+                return self.carried.fit.to_json()
+            case "propose":
+                return await self.carried.tools.propose(asked["conversation"], asked["tool"], asked["args"])
+            case "ground":
+                return await self._ground(Workspace(*asked["workspace"]))
+            case "noted":
+                return await asyncio.to_thread(self.carried.noted)
+            case "closed":
+                return await self.carried.closed(asked["conversation"])
+            case other:
+                raise ValueError(f"{other!r} is nothing that this host does")
 
     async def _news(self, asked: Message, fingerprint: str) -> Message | None:
         found, seen = await self.database.read(self._shown, asked, fingerprint), lines.seen_of(asked["seen"])
@@ -289,8 +291,7 @@ class Listener:
     async def _act(self, asked: Message, fingerprint: str) -> Message:
         """Carry out what the code of a tool asks for, once as a call is."""
         deps, workspace = await self.database.read(self._in_workspace, asked, fingerprint)
-        left, operation = acting.seconds_left(deps, asked["left"]), asked["operation"]
-        its = f"{deps.turn_id} {asked['key']} "
+        its, operation = f"{deps.turn_id} {asked['key']} ", asked["operation"]
         if self._cancelled.get(its, -1) >= deps.epoch:
             raise InvalidCommand("it was cancelled")
         if not self._is_open(deps):
@@ -304,7 +305,7 @@ class Listener:
                 except ExecError as error:
                     return acting.refused(error, operation)
                 try:
-                    return await acting.carried_out(asked, deps, ground, left)
+                    return await acting.carried_out(asked, deps, ground)
                 finally:
                     await self.carried.recorded(deps.conversation_id)
 
@@ -373,7 +374,7 @@ class Listener:
         self, conn: sa.Connection, asked: Message, fingerprint: str, counts: Callable[[Request], bool] = lambda _: True
     ) -> TurnDeps:
         if not members.trusts(conn, self.host_id, fingerprint):
-            raise _Unanswered("this machine was revoked")
+            raise _Unanswered(REVOKED)
         return held_by(conn, self.host_id, asked, self.carried.seconds, counts)
 
     def _ended(self, key: str, running: _Running, task: asyncio.Task[Message]) -> None:

@@ -26,7 +26,7 @@ from shellback.exec.reports.blocks import Seen, Told
 from shellback.exec.tools.tool import Part, Result
 from shellback.storage.errors import StaleTurn
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 LINE: Final = 64 * 2**20
 """The most bytes of a message; a call that writes a large file is the longest."""
 PIECE: Final = 256 * 1024

@@ -22,7 +22,7 @@ from shellback.exec.core.watch import ENDED
 from shellback.storage import sessions as store
 from shellback.storage import watches
 from shellback.storage.db import Database
-from shellback.storage.rows import change, change_some
+from shellback.storage.rows import CLOCK, change, change_some
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, events, mailbox, sessions, turns
 from shellback.work.approvals import approvals as requests
@@ -191,7 +191,7 @@ def _end_items(conn: sa.Connection, row: sa.Row[tuple[object, ...]]) -> list[str
         turns.c.id != ((row.claimed_by if row.state == "claimed" else None) or ""),
     )
     items = list(conn.execute(sa.select(turns.c.id).where(waiting)).scalars())
-    change_some(conn, turns, turns.c.id.in_(items), outcome=MOVED, ended_at=time.time())
+    change_some(conn, turns, turns.c.id.in_(items), outcome=MOVED, ended_at=CLOCK)
     return items
 
 

@@ -59,7 +59,7 @@ class Host:
 def heard_of(conn: sa.Connection, host_id: str) -> bool:
     """Renew the lease of a host; whether it drains. It no longer counts as given up."""
     values: dict[str, Any] = {"name": platform.node()[:255], "given_up_at": None}
-    renewed = sa.update(hosts).where(hosts.c.host_id == host_id).values(heartbeat_at=rows.clock(conn), **values)
+    renewed = sa.update(hosts).where(hosts.c.host_id == host_id).values(heartbeat_at=rows.CLOCK, **values)
     row = conn.execute(renewed.returning(hosts.c.draining_at)).one_or_none()
     if row is None:
         rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), **values)

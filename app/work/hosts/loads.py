@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
@@ -14,6 +14,9 @@ from shellback.storage.tables import conversations, sessions, turns
 from shellback.work.hosts import hosts, placing, roster
 from shellback.work.hosts.hosts import Host
 from shellback.work.hosts.placing import Room
+
+MOST: Final = 10_000
+"""So many workers are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class Load:
 def loads(conn: sa.Connection, here: str) -> list[Load]:
     """The load of every host, in the order of their names; `here` is this host, which knows its own dead workers."""
     at = conversations.c.host_id
-    alive = Counter(host for one in roster.look(conn, here) if one.state == "alive" for host in one.serves)
+    alive = Counter(host for one in roster.look(conn, here, limit=MOST) if one.state == "alive" for host in one.serves)
     talks = _counted(conn, at)
     live = _counted(conn, sessions.c.host_id, sessions.c.state.in_(LIVE))
     begun = sa.func.count(turns.c.started_at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -245,7 +244,7 @@ def place(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str) -> bool
     rows.change(conn, conversations, conversation_id, **home.values(conversation_id))
     # A program of the version before may have put one on the queue of no host.
     open_items = turns.c.conversation_id == conversation_id, turns.c.outcome.is_(None)
-    rows.change_some(conn, turns, *open_items, outcome=MOVED, ended_at=time.time())
+    rows.change_some(conn, turns, *open_items, outcome=MOVED, ended_at=rows.CLOCK)
     row = box.lock(conn, conversation_id)  # read again: what follows is put on that host's queues
     assert row is not None
     claims.follow_up(conn, enqueuer, row, suffix=":placed")

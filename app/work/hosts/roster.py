@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -56,13 +56,24 @@ def _unknown(_executor_id: str, _token: str) -> bool:
     return False
 
 
-def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True, ended: Ended = _unknown) -> list[Employed]:
-    """The 200 workers heard of last, of this host or of every host; last started first.
+def look(
+    conn: sa.Connection,
+    host_id: str,
+    *,
+    everywhere: bool = True,
+    names: Collection[str] | None = None,
+    limit: int = 200,
+    ended: Ended = _unknown,
+) -> list[Employed]:
+    """Workers of this host or of every host, last started first: those of these `names`, or the last ones heard of.
 
-    Chosen by heartbeat, so that a living worker is not left out; its turns would be taken over. `ended` tells of
-    workers of this host in other PID namespaces.
+    `ended` tells of workers of this host in other PID namespaces.
     """
-    query = sa.select(workers).order_by(workers.c.heartbeat_at.desc()).limit(200)
+    query = sa.select(workers)
+    if names is None:
+        query = query.order_by(workers.c.heartbeat_at.desc()).limit(limit)
+    else:
+        query = query.where(workers.c.executor_id.in_(names))
     if not everywhere:
         query = query.where(workers.c.host_id.in_([host_id, EVERYWHERE]))
     found = sorted(conn.execute(query).all(), key=lambda row: row.started_at, reverse=True)

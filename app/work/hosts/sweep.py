@@ -92,11 +92,9 @@ class Sweep:
     async def once(self) -> None:
         """Run all repairs. A repair that fails is logged and tried again by the next sweep."""
         reach("sweep.scanning")
-        began = time.time()
-        signs = await self.database.read(_signs, self.host_id, self._since)
+        signs, now = await self.database.read(_signs, self.host_id, self._since)
         due, self._before = signs | self._before, signs
-        # `min`: the clock may have been set back.
-        self._since = min(began, time.time()) - LATE_S
+        self._since = now - LATE_S
         for needs, repair in (
             ({"asked"}, self._expire_approvals),
             ({"claimed"}, self._free_dead_turns),
@@ -237,24 +235,28 @@ _SIGNS: Final = {
     "unplaced": sa.exists().where(conversations.c.host_id == rows.literal(NOWHERE)),
     "old": sa.exists().where(events.c.created_at < sa.bindparam("kept")),
 }
-_LOOK: Final = sa.select(*(there.label(sign) for sign, there in _SIGNS.items()))
+_LOOK: Final = sa.select(rows.CLOCK.label("now"), *(there.label(sign) for sign, there in _SIGNS.items()))
 
 
-def _signs(conn: sa.Connection, host_id: str, since: float) -> set[str]:
-    """The signs of something to repair; `ended` is of turns since then. Each is found by an index."""
+def _signs(conn: sa.Connection, host_id: str, since: float) -> tuple[set[str], float]:
+    """The signs of something to repair, and the time; `ended` is of turns since then. Each is found by an index."""
     given = {"host": host_id, "since": since, "kept": time.time() - stream.KEEP_S}
     row = conn.execute(_LOOK, given).mappings().one()
-    return {sign for sign in _SIGNS if row[sign]}
+    return {sign for sign in _SIGNS if row[sign]}, row["now"]
 
 
-def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
+def _old(conn: sa.Connection, at: sa.Column[float]) -> sa.ColumnElement[bool]:
     """Whether a time is long ago, or in the future because the clock was set back."""
-    now = time.time()
+    now = rows.now(conn)
     return sa.or_(at < now - YOUNG_S, at > now + YOUNG_S)
 
 
 def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
-    held = (conversations.c.state == "claimed", conversations.c.host_id == host_id, _old(conversations.c.claimed_at))
+    held = (
+        conversations.c.state == "claimed",
+        conversations.c.host_id == host_id,
+        _old(conn, conversations.c.claimed_at),
+    )
     query = sa.select(conversations).where(*held)
     return conn.execute(query.order_by(conversations.c.claimed_at).limit(BATCH)).all()
 
@@ -300,7 +302,7 @@ def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, An
             turns.c.outcome.is_(None),
             turns.c.started_at.is_(None),
             conversations.c.host_id == host_id,
-            _old(turns.c.created_at),
+            _old(conn, turns.c.created_at),
         )
         .order_by(turns.c.created_at)
         .limit(BATCH)
@@ -317,7 +319,7 @@ def _close_unbegun(conn: sa.Connection, conversation_id: str, turn_id: str, reas
 def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence[sa.Row[Any]]:
     """Free conversations with old news, and those that only wait for an APPROVAL item; a page after `after`."""
     of_it = mailbox.c.conversation_id == conversations.c.id
-    unread = sa.exists().where(of_it, box.waking(), _old(mailbox.c.created_at))
+    unread = sa.exists().where(of_it, box.waking(), _old(conn, mailbox.c.created_at))
     waits = sa.and_(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
     resumable = sa.and_(
         conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", ~sa.exists().where(waits)
@@ -371,5 +373,5 @@ def _left_behind(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
     waiting = sessions.c.delivery == Delivery.INLINE.value
     unstarted = sessions.c.state == SessionState.CLAIMED.value
     query = sa.select(sessions).join(turns, turns.c.id == sessions.c.turn_id)
-    left = (sessions.c.host_id == host_id, sa.or_(waiting, unstarted), _old(turns.c.ended_at))
+    left = (sessions.c.host_id == host_id, sa.or_(waiting, unstarted), _old(conn, turns.c.ended_at))
     return conn.execute(query.where(*left).limit(BATCH)).all()

@@ -74,13 +74,13 @@ class Takeover:
             await self.hand_on()
         if self.database.dialect == "sqlite" or not statuses:
             return
-        known = await self.database.read(self._known)
+        pending = await asyncio.to_thread(self._pending)
+        known = await self.database.read(self._known, _executors(pending) | {self.me[0]})
         me = known.get(self.me[0])
         if me is None or me.state != "alive":
             self._since.clear()
             return  # one that was paused or cut off judges nobody
         self._watch(known)
-        pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
             why, taken = await self.database.write(self._take, executor_id)
             if taken:
@@ -132,19 +132,23 @@ class Takeover:
         beats = [(one.executor_id, one.heartbeat_at) for one in known.values()]
         self._since = {beat: self._since.get(beat, now) for beat in beats}
 
-    def _known(self, conn: sa.Connection) -> dict[str, Employed]:
-        found = roster.look(conn, self.host_id, everywhere=False, ended=self.ended)
+    def _known(self, conn: sa.Connection, names: Collection[str] | None = None) -> dict[str, Employed]:
+        # Those that are judged by name: one that is not among the last ones heard of may be alive.
+        found = roster.look(conn, self.host_id, everywhere=False, names=names, ended=self.ended)
         return {worker.executor_id: worker for worker in found}
 
     def _take(self, conn: sa.Connection, executor_id: str | None) -> tuple[str, list[str]]:
         """Put the orphaned turns of a worker back on their queues; returns the reason and their items."""
         # This lock keeps out other takeovers, and the worker itself, which writes this row when it beats or restarts.
         rows.lock_row(conn, workers, executor_id)
-        known = self._known(conn)
-        living = [worker for worker in known.values() if worker.state == "alive" and self.host_id in worker.serves]
+        pending = self._pending(executor_id)
+        known = self._known(conn, _executors(pending))
+        living = [
+            worker for worker in self._known(conn).values() if worker.state == "alive" and self.host_id in worker.serves
+        ]
         versions = {worker.version for worker in living} | {self.me[1]}
         why, by_queue = "", dict[str, list[str]]()
-        for item in self._pending(executor_id):
+        for item in pending:
             reason = self._orphaned(item, known)
             if reason is not None and item.app_version in versions:
                 why = reason
@@ -155,6 +159,10 @@ class Takeover:
         taken = [item for items in by_queue.values() for item in items]
         _note(conn, taken, executor_id, f"{why}: another worker continues this turn.")
         return why, taken
+
+
+def _executors(items: Sequence[WorkflowStatus]) -> set[str]:
+    return {item.executor_id for item in items if item.executor_id}
 
 
 def _note(conn: sa.Connection, items: Sequence[str], executor_id: str | None, text: str) -> None:

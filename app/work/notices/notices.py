@@ -5,7 +5,6 @@ A repeated transaction writes no second row. A row is sent at least once, or giv
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from shellback.exec.core.display import visible
+from shellback.storage import rows
 from shellback.storage.rows import change, change_some, insert_new
 from shellback.storage.tables import notices
 
@@ -56,7 +56,7 @@ class Outbox:
         own = self._of(conn, conversation_id)
         if not own.on:
             return
-        now = time.time()
+        now = rows.now(conn)
         payload = {
             "kind": kind,
             "conversation": conversation_id,
@@ -104,8 +104,7 @@ class Due:
 
 def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
     """Take due notices. No other worker takes them for `lease_s` seconds."""
-    now = time.time()
-    its = notices.c
+    now, its = rows.CLOCK, notices.c
     query = (
         sa.select(its.id, its.kind, its.conversation_id, its.payload, (its.attempts + 1).label("attempt"))
         # A time further ahead than any delay was written before the clock was set back.
@@ -123,14 +122,14 @@ def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
 
 def sent(conn: sa.Connection, notice: Due) -> None:
     """Record that a notice was sent."""
-    change(conn, notices, notice.id, state="sent", sent_at=time.time(), error=None)
+    change(conn, notices, notice.id, state="sent", sent_at=rows.CLOCK, error=None)
 
 
 def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, ...] = DELAYS_S) -> bool:
     """Record why a notice was not sent; returns whether it is tried again."""
     again = notice.attempt <= len(delays_s)
     values: dict[str, Any] = {"error": error[:ERROR_CHARS]}
-    values |= {"due_at": time.time() + delays_s[notice.attempt - 1]} if again else {"state": "given_up"}
+    values |= {"due_at": rows.CLOCK + delays_s[notice.attempt - 1]} if again else {"state": "given_up"}
     change_some(conn, notices, notices.c.id == notice.id, notices.c.state == "waiting", **values)
     return again
 
@@ -160,6 +159,6 @@ def told(conn: sa.Connection) -> Told:
 
 def next_due(conn: sa.Connection) -> float | None:
     """Seconds until the next notice is due; None if none waits."""
-    due = conn.execute(sa.select(sa.func.min(notices.c.due_at)).where(notices.c.state == "waiting")).scalar_one()
-    left = None if due is None else max(0.0, due - time.time())
-    return 0.0 if left is not None and left > FAR_S else left
+    left_s = sa.func.min(notices.c.due_at) - rows.CLOCK
+    left = conn.execute(sa.select(left_s).where(notices.c.state == "waiting")).scalar_one()
+    return left if left is None else 0.0 if left > FAR_S else max(0.0, left)

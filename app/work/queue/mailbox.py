@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from shellback.storage.errors import StaleTurn
-from shellback.storage.rows import change, change_some, count, exists, insert_new
+from shellback.storage.rows import CLOCK, change, change_some, count, exists, insert_new
 from shellback.storage.tables import QUIET, approvals, conversations, mailbox, turns
 from shellback.work.errors import InvalidRequest
 from shellback.work.queue.items import WorkItem
@@ -112,12 +112,14 @@ class Letter:
 
 
 def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
-    """The conversation's row, locked until commit; put, enter and release wait for it."""
+    """The conversation's row, locked until commit; put, enter and release wait for it. `now` is `rows.now`."""
     return conn.execute(_LOCKED, {"id": conversation_id}).one_or_none()
 
 
 # Statements of every turn are built once: building one costs more than running it.
-_LOCKED: Final = sa.select(conversations).where(conversations.c.id == sa.bindparam("id")).with_for_update()
+_LOCKED: Final = (
+    sa.select(conversations, CLOCK.label("now")).where(conversations.c.id == sa.bindparam("id")).with_for_update()
+)
 
 
 def open_conversation(
@@ -216,8 +218,7 @@ def put(
     if conversation.host_id == NOWHERE or (kind == "message" and on_its_way(conn, item)):
         # Many messages to one conversation become one turn, not many items. Its placing enqueues what it has by then.
         note_turn(conn, item)
-        now = time.time()
-        change(conn, turns, item.id, outcome="busy", started_at=now, ended_at=now)
+        change(conn, turns, item.id, outcome="busy", started_at=conversation.now, ended_at=conversation.now)
     else:
         enqueuer.put(conn, item, host_id=conversation.host_id)
 

@@ -5,7 +5,6 @@ Every function runs in the caller's transaction and locks the conversation's row
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Delivery
 from shellback.exec.wire.crashpoints import reach
-from shellback.storage.rows import change, change_some, count, exists
+from shellback.storage.rows import CLOCK, change, change_some, count, exists
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns, workers
 from shellback.work.approvals.approvals import asked_last
 from shellback.work.errors import WorkError
@@ -49,7 +48,8 @@ class Entry:
 
     `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once; `alarm` is a text for a person.
     With `first` no earlier execution has come this far, so none has recorded a step. `kept` is what an earlier one has
-    begun with; `wish` says who asked to stop the turn. `host_id` is the host of the conversation.
+    begun with; `wish` says who asked to stop the turn. `host_id` is the host of the conversation, `now` the
+    time by the clock of the database.
     """
 
     epoch: int | None = None
@@ -58,6 +58,7 @@ class Entry:
     wish: str | None = None
     workspace: box.Workspace = field(default_factory=box.Workspace)
     host_id: str = ""
+    now: float = 0.0
     outcome: str | None = None
     alarm: str | None = None
 
@@ -110,14 +111,14 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         if not unread and item.type not in BY_A_PERSON:
             return _end_at_once(conn, item, "nothing")
         chain = 0 if "message" in unread or _person_behind(conn, item) else chain + 1
-        if chain and _worn_out(conn, item.conversation_id, chain, wakes):
+        if chain and _worn_out(conn, conversation, chain, wakes):
             _let_go(conn, item.conversation_id, blocked="wake_limit")
             told = {"reason": "wake_limit", "text": WORN_OUT}
             stream.note(conn, item.conversation_id, item.id, 0, "blocked", told)
             key = f"{item.conversation_id}:{conversation.epoch}"
             outbox.put(conn, "alarm", item.conversation_id, key, f"{item.conversation_id} was {WORN_OUT}")
             return _end_at_once(conn, item, "busy")
-    epoch, now = conversation.epoch + 1, time.time()
+    epoch, now = conversation.epoch + 1, conversation.now
     stops = conversation.stop_turn in {NEXT, item.id}
     change(
         conn,
@@ -142,6 +143,7 @@ def enter(  # noqa: PLR0911 - one for each reason not to
         wish=conversation.stop_by if stops else None,
         workspace=box.bound_to(conversation),
         host_id=conversation.host_id,
+        now=now,
     )
 
 
@@ -153,8 +155,7 @@ def _turn(conn: sa.Connection, turn_id: str, executor_id: str, token: str) -> sa
 
 
 def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:
-    now = time.time()
-    change(conn, turns, item.id, outcome=outcome, started_at=now, ended_at=now)
+    change(conn, turns, item.id, outcome=outcome, started_at=CLOCK, ended_at=CLOCK)
     return Entry(outcome=outcome)
 
 
@@ -187,14 +188,14 @@ def _person_behind(conn: sa.Connection, item: WorkItem) -> bool:
     return exists(conn, query)
 
 
-def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wakes) -> bool:
+def _worn_out(conn: sa.Connection, conversation: sa.Row[Any], chain: int, wakes: Wakes) -> bool:
     if chain > wakes.chain:
         return True
     woken = (
-        turns.c.conversation_id == conversation_id,
+        turns.c.conversation_id == conversation.id,
         turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
         # A time further ahead was written before the clock was set back.
-        turns.c.started_at.between(time.time() - 3600, time.time() + 3600),
+        turns.c.started_at.between(conversation.now - 3600, conversation.now + 3600),
         sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(IDLE_OUTCOMES)),
     )
     return count(conn, turns, *woken) >= wakes.per_hour
@@ -300,7 +301,7 @@ def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
 def ended(conn: sa.Connection, turn_id: str, *which: sa.ColumnElement[bool], outcome: str, error: str | None) -> int:
     """End a turn that is open and matches `which`; returns 1, or 0 if there is none."""
     still = (turns.c.id == turn_id, turns.c.outcome.is_(None), *which)
-    return change_some(conn, turns, *still, outcome=outcome, error=error, ended_at=time.time())
+    return change_some(conn, turns, *still, outcome=outcome, error=error, ended_at=CLOCK)
 
 
 def _tell_the_next(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> None:

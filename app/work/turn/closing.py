@@ -5,7 +5,6 @@ Neither is a recorded step. A replay begins with what the first execution found,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -47,13 +46,15 @@ def shows_nothing(_conn: sa.Connection, _conversation_id: str, _host_id: str) ->
 class Begun:
     """What a turn begins with, in every execution. `decided` is empty unless the conversation waits for approvals.
 
-    With `look` the mailbox is also read before the first model request: there may be more to tell by then.
+    With `look` the mailbox is also read before the first model request: there may be more to tell by then. `at` is
+    when the first execution began, by the clock of the database, and `ago` the seconds from then to this one.
     """
 
     gate: bool
     look: bool
     record: ConversationRecord | None
     at: float = 0.0
+    ago: float = field(default=0.0, compare=False)
     letters: list[Letter] = field(default_factory=list[Letter])
     decided: list[Request] = field(default_factory=list[Request])
     workspace: Workspace = field(default_factory=Workspace)
@@ -80,7 +81,7 @@ def _begin(conn: sa.Connection, item: WorkItem, entry: Entry, gate: bool, shows:
         letters = mailbox.taken(conn, item.conversation_id, item.id, BEGIN_STEP)
         requests = [Request(**one) for one in kept["decided"]]
         kept = {name: kept[name] for name in ("gate", "look", "at")}
-        return Begun(**kept, record=record, letters=letters, decided=requests, **where)
+        return Begun(**kept, ago=entry.now - kept["at"], record=record, letters=letters, decided=requests, **where)
     paused = record is not None and record.deferred_tool_requests is not None
     # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
@@ -88,7 +89,7 @@ def _begin(conn: sa.Connection, item: WorkItem, entry: Entry, gate: bool, shows:
     letters = mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else []
     more = apart or paused or len(letters) == mailbox.ROWS_PER_TURN
     look = more or (gate and shows(conn, item.conversation_id, entry.host_id))
-    at, requests = time.time(), decided(conn, item.conversation_id, wish) if paused else []
+    at, requests = entry.now, decided(conn, item.conversation_id, wish) if paused else []
     begun = {"gate": gate, "look": look, "at": at, "decided": [asdict(request) for request in requests]}
     change(conn, turns, item.id, begun=begun)
     return Begun(gate=gate, look=look, at=at, record=record, letters=letters, decided=requests, **where)
@@ -199,7 +200,9 @@ def close(
         change(conn, conversations, closing.conversation_id, failures=0)
     said = {"answer": _stored(closing.answer), "error": _stored(closing.error)}
     spent: dict[str, Any] = {} if closing.spent is None else asdict(closing.spent)
-    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, **spent, begun=None, ended_at=time.time())
+    change(
+        conn, turns, closing.turn_id, outcome=closing.outcome, **said, **spent, begun=None, ended_at=conversation.now
+    )
     claims.release(conn, enqueuer, conversation, blocked="approval" if waits else None)
     if waits or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
         # The wish came while the model proposed calls: they are denied. Or it covers more messages than one turn takes.

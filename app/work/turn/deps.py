@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ _HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesyste
 class TurnDeps(ToolContext):
     """Dependencies of one execution of one turn.
 
-    A replay has the same `gate` and `began_at`; `seconds` is the time limit of the turn. `approvals` are the
+    A replay has the same `gate` and `began_at` (by the clock of the database); `seconds` is the time limit of the turn,
+    which is over at `until` by the monotonic clock of this machine. `approvals` are the
     decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
     agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the begin is 0), `letters`
     are the rows they returned; without `look` there is no read before the first model request. `shown_chars` is how
@@ -34,6 +36,7 @@ class TurnDeps(ToolContext):
     gate: bool
     began_at: float
     seconds: float
+    until: float
     approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
     told: set[SessionId] = field(default_factory=set[SessionId])
     asked: set[SessionId] = field(default_factory=set[SessionId])
@@ -53,6 +56,10 @@ class TurnDeps(ToolContext):
         """Set the fields that `__getstate__` returned."""
         for name, value in state.items():
             setattr(self, name, value)
+
+    def left(self) -> float:
+        """The seconds that the turn has left; negative when it is over."""
+        return self.until - time.monotonic()
 
     def approval_for(self, key: CallKey) -> Approval | None:
         """The approval of this call, or None."""

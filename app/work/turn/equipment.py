@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from dbos import DBOS
@@ -58,14 +57,11 @@ def next_origin(deps: TurnDeps, call: Call | None) -> CallOrigin:
 def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:
     """Give a turn its shell and files, under `policy` and within the time limit of the turn."""
 
-    def left() -> float:
-        return deps.began_at + deps.seconds - time.time()
-
     def origin() -> CallOrigin:
         return next_origin(deps, call_in_progress())
 
     shell = AsyncShell(
-        engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=origin, fenced=fenced
+        engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=deps.left, origin=origin, fenced=fenced
     )
     give(deps, shell, guarded(files, policy, deps.conversation_id))
 

@@ -6,13 +6,13 @@ A turn that closes with pending approvals is not over: another work item continu
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import sqlalchemy as sa
 
 from shellback.exec.core.model import LIVE_STATES, TURN
+from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.tables import conversations, sessions, turns
 
@@ -36,12 +36,13 @@ class TurnEnds:
         self._db = database
         self._expire = expire
         self._host_id = host_id
-        self._since = time.time() - _MISSED_S
+        self._since: float | None = None
 
     async def closed(self, conversation_id: str) -> None:
         """End what the finished turns of a conversation have left; after an error the next sweep does it."""
         try:
-            await self._end(await self._db.read(due, self._host_id, time.time() - LATE_S, conversation_id))
+            turn_ids, _ = await self._db.read(_lately, self._host_id, LATE_S, conversation_id=conversation_id)
+            await self._end(turn_ids)
         except Exception as error:  # noqa: BLE001 - the turn is closed, and must not fail after that
             log.info("what the turn has started is ended by the next sweep: %s", error)
 
@@ -51,10 +52,9 @@ class TurnEnds:
         Raises:
             SupervisorUnreachable: No supervisor answers.
         """
-        began = time.time()
-        await self._end(await self._db.read(due, self._host_id, self._since))
-        # `min`: the clock may have been set back.
-        self._since = min(began, time.time()) - LATE_S
+        turn_ids, now = await self._db.read(_lately, self._host_id, _MISSED_S, self._since)
+        await self._end(turn_ids)
+        self._since = now - LATE_S
 
     async def _end(self, turn_ids: list[str]) -> None:
         for turn_id in turn_ids:
@@ -71,6 +71,14 @@ _OF_TURNS: Final = (
 def any_of_turns(conn: sa.Connection, conversation_id: str) -> bool:
     """Whether a conversation has sessions of lifetime `turn`, live or ended."""
     return conn.execute(_OF_TURNS, {"conversation": conversation_id}).first() is not None
+
+
+def _lately(
+    conn: sa.Connection, host_id: str, seconds: float, since: float | None = None, conversation_id: str | None = None
+) -> tuple[list[str], float]:
+    """What is `due` for so many seconds or `since` then, and the time by the clock of the database."""
+    now = rows.now(conn)
+    return due(conn, host_id, now - seconds if since is None else since, conversation_id), now
 
 
 def due(conn: sa.Connection, host_id: str, since: float, conversation_id: str | None = None) -> list[str]:

@@ -5,7 +5,6 @@ One transaction, recorded with the turn. It is no recorded step: that would be t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -31,9 +30,9 @@ def nothing(_conn: sa.Connection, _letters: Sequence[Letter]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a look has found at the wall-clock time `at`. With a `wish` to stop the turn it took no letters."""
+    """What a look has found at the time `at` of the database. With a `wish` to stop the turn it took no letters."""
 
-    at: float = field(default_factory=time.time)
+    at: float
     letters: list[Letter] = field(default_factory=list[Letter])
     wish: Wish | None = None
     told: Told | None = None
@@ -53,7 +52,7 @@ def look(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, st
     if (kept := before.get(str(step))) is not None:
         return _recorded(kept, mailbox.taken(conn, conversation_id, turn_id, step))
     letters, wish = stopping.take_unless_stopped(conn, row, turn_id, step)
-    found = Look(letters=letters, wish=wish, told=news(conn, letters) if wish is None else None)
+    found = Look(at=row.now, letters=letters, wish=wish, told=news(conn, letters) if wish is None else None)
     record = {"at": found.at, "wish": wish and asdict(wish), "told": found.told and found.told._asdict()}
     change(conn, turns, turn_id, begun={**begun, LOOKS: {**before, str(step): record}})
     return found

@@ -187,6 +187,7 @@ class TurnRunner:
 
     async def _handle(self, item: WorkItem, epoch: int, begun: Begun) -> Closed:
         reach("turn.begun")
+        seconds = self._budget(begun).seconds
         deps = TurnDeps(
             conversation_id=item.conversation_id,
             turn_id=item.id,
@@ -194,7 +195,8 @@ class TurnRunner:
             gate=begun.gate,
             look=begun.look,
             began_at=begun.at,
-            seconds=self._budget(begun).seconds,
+            seconds=seconds,
+            until=time.monotonic() + seconds - begun.ago,
             letters=list(begun.letters),
             host_id=begun.host_id,
         )

@@ -356,15 +356,15 @@ def _alone(conn: sa.Connection, config: WorkerConfig) -> None:
     rows.lock_name(conn, f"workers of {config.host_id}")
     its = workers.c
     elsewhere = ~its.boot_id.startswith(boot_of(config.boot_id), autoescape=True)
-    others = *_alive(conn, config.host_id), its.executor_id != config.executor_id, ~its.elsewhere
+    others = *_alive(config.host_id), its.executor_id != config.executor_id, ~its.elsewhere
     other = conn.execute(sa.select(workers).where(*others, elsewhere).limit(1)).first()
     if other is not None:
         raise HostTaken(other.executor_id, hosts.one(conn, config.host_id).name, other.pid, other.heartbeat_at)
 
 
-def _alive(conn: sa.Connection, *host_ids: str) -> tuple[sa.ColumnElement[bool], ...]:
+def _alive(*host_ids: str) -> tuple[sa.ColumnElement[bool], ...]:
     """Workers of hosts that are alive; a heartbeat far ahead was before the database's clock was set back."""
-    its, now = workers.c, rows.clock(conn)
+    its, now = workers.c, rows.CLOCK
     alive = its.heartbeat_at.between(now - roster.LEASE_S, now + roster.LEASE_S)
     return its.host_id.in_(host_ids), its.stopped_at.is_(None), alive
 
@@ -378,11 +378,11 @@ def _heartbeat(
     """
     # Our row first, as in `_register`, then the row that all workers of the host share.
     offer = replace(config.offer(), hosts=host_ids if config.host_id == EVERYWHERE else ())
-    now = {"heartbeat_at": rows.clock(conn), "offer": offer.to_json()}
+    now = {"heartbeat_at": rows.CLOCK, "offer": offer.to_json()}
     held = rows.change_some(conn, workers, *_ours(config), **now)
     drains = _heard_of(conn, config)
     its, newest = workers.c, dict[str, str]()
-    run = *_alive(conn, *host_ids, EVERYWHERE), its.version != roster.NO_TURNS
+    run = *_alive(*host_ids, EVERYWHERE), its.version != roster.NO_TURNS
     query = sa.select(its.host_id, its.version, its.offer).where(*run).order_by(its.started_at.desc())
     for row in conn.execute(query):
         for host_id in roster.hosts_of(row.host_id, row.offer):

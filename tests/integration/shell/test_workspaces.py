@@ -223,7 +223,8 @@ async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(engine
 
 def equipped(engine: Engine, files: Files, *, seconds: float = 600.0) -> tuple[TurnDeps, Shell]:
     """What a turn of the worker has for the code of its tools, and the shell in it."""
-    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=seconds)
+    until = time.monotonic() + seconds
+    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=0.0, seconds=seconds, until=until)
     equipment.equip(deps, engine, plain_judge(engine), files)
     assert deps.shell is not None
     return deps, deps.shell

@@ -59,8 +59,10 @@ async def test_it_returns_when_its_time_is_up_when_the_turn_is_to_end_and_when_o
 
     @dataclass
     class Short(Deps):
-        began_at: float = time.time() - 100.0
-        seconds: float = 105.2
+        until: float = time.monotonic() + 5.2
+
+        def left(self) -> float:
+            return self.until - time.monotonic()
 
     assert (await waited(engine, silent.id, timeout=60, deps=Short())).content["why"] == "none has ended yet"
 

@@ -340,8 +340,8 @@ async def test_code_of_tools_works_in_the_workspace_of_its_turn_or_in_none(boxed
     )
 
     async def turn(workspace: Workspace) -> tuple[TurnDeps, Any]:
-        talk, now = f"in.{workspace.name}", time.time()
-        deps = TurnDeps(conversation_id=talk, turn_id="", epoch=0, gate=True, began_at=now, seconds=60.0)
+        talk, until = f"in.{workspace.name}", time.monotonic() + 60.0
+        deps = TurnDeps(conversation_id=talk, turn_id="", epoch=0, gate=True, began_at=0.0, seconds=60.0, until=until)
         await settle(deps, workspace, equipment.benches.at)
         return deps, tools.get_workspace(cast("Any", SimpleNamespace(deps=deps, conversation_id="")), ref=None)
 

@@ -39,7 +39,7 @@ from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates, lines, tools
 from shellback.work.elsewhere import link as linking
 from shellback.work.elsewhere import links as many
-from shellback.work.elsewhere.host import Carried, Listener, _Unanswered
+from shellback.work.elsewhere.host import REVOKED, Carried, Listener, _Unanswered
 from shellback.work.elsewhere.lines import PROTOCOL, Fit
 from shellback.work.elsewhere.link import HostLink
 from shellback.work.elsewhere.links import HostLinks
@@ -561,6 +561,12 @@ async def test_a_call_of_a_revoked_machine_is_refused_before_its_connection_is_c
     with pytest.raises(_Unanswered):
         await two.reach._call(asked, "0" * 64)
     assert two.desk.calls == []
+
+
+@pytest.mark.parametrize("what", ["hello", "propose", "ground", "noted", "closed"])
+async def test_a_revoked_machine_gets_no_answer_before_its_connection_is_closed(two: Two, what: str) -> None:
+    with pytest.raises(_Unanswered, match=REVOKED):
+        await two.reach._done({"do": what}, "0" * 64)
 
 
 @pytest.mark.parametrize("two", [False], indirect=True)

@@ -96,7 +96,7 @@ class Scene:
             async def look(self, deps: TurnDeps, step: int, messages: Sequence[ModelMessage]) -> Look:
                 letters = scene.letters.pop(step, [])
                 told = await scene.db.read(lambda conn: scene.live.news(deps, messages, conn, letters))
-                return Look(letters=letters, told=told)
+                return Look(at=0.0, letters=letters, told=told)
 
         agent = Heard().agent(respond)
 

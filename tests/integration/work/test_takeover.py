@@ -18,6 +18,8 @@ from shellback.storage.db import Database
 from shellback.storage.host import process_space
 from shellback.storage.tables import mailbox, notices, turns, workers
 from shellback.work.hosts import roster
+from shellback.work.hosts.hosts import heard_of
+from shellback.work.hosts.loads import loads
 from shellback.work.hosts.takeover import BETWEEN_S, GRACE_S, WATCHED_S, Takeover
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
@@ -128,6 +130,17 @@ def bench(postgres: Database) -> Bench:
     made = Bench(postgres)
     made.worker("b")
     return made
+
+
+async def test_a_living_worker_keeps_its_turns_among_hundreds_that_were_heard_of_later(bench: Bench) -> None:
+    bench.worker("a", quiet_s=4.0)
+    bench.at("a")
+    for number in range(210):
+        bench.worker(f"w{number}")
+    await bench.of("w209").once()
+    assert bench.client.resumed == []
+    bench.db.write_now(heard_of, HOST)
+    assert [one.workers for one in bench.db.read_now(loads, HOST)] == [212]
 
 
 async def test_turns_of_a_worker_whose_process_is_gone_go_on_each_on_its_own_queue(bench: Bench) -> None:

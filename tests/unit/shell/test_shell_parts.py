@@ -338,7 +338,7 @@ def test_a_handler_answers_with_what_the_tests_printed() -> None:
 
 
 def test_the_dependencies_of_a_turn_are_the_context_of_a_handler() -> None:
-    deps = TurnDeps(conversation_id="c", turn_id="t", epoch=1, gate=False, began_at=0.0, seconds=1.0)
+    deps = TurnDeps(conversation_id="c", turn_id="t", epoch=1, gate=False, began_at=0.0, seconds=1.0, until=0.0)
     assert isinstance(deps, ToolContext)
     assert (deps.shell, deps.filesystem, deps.async_shell, deps.async_filesystem) == (None, None, None, None)
     deps.beat()

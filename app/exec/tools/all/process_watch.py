@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
@@ -172,10 +171,8 @@ async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: floa
 
 
 def _left_s(deps: object) -> float:
-    began_at, seconds = getattr(deps, "began_at", None), getattr(deps, "seconds", None)
-    if isinstance(began_at, float) and isinstance(seconds, int | float):
-        return began_at + seconds - time.time()
-    return LONGEST_S + ANSWER_S
+    left: Any = getattr(deps, "left", None)
+    return LONGEST_S + ANSWER_S if left is None else left()
 
 
 async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to: float) -> dict[SessionId, Waiting]:
