@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -61,12 +61,19 @@ class Takeover:
     _looked: float = field(init=False, default=-math.inf)
     _idle_before: set[str] = field(init=False, default_factory=set[str])
 
-    async def once(self) -> None:
+    async def open_of(self, host_ids: Iterable[str]) -> Collection[tuple[str, str]]:
+        """The queues of these hosts that have items, each with the status of items there."""
+        queues = [queue for host_id in host_ids for queue in queues_of(host_id)]
+        return await self.database.read(self.open_items, queues) if queues else ()
+
+    async def once(self, there: Collection[tuple[str, str]] | None = None) -> None:
         """Put the turns of dead workers back on the queue, each worker's in one transaction.
 
         Turns that no living worker can replay are left to the sweep. A cancellation may come between two workers.
+        `there` is what `open_of` hosts has found, this one among them.
         """
-        found = await self.database.read(self.open_items, queues_of(self.host_id))
+        found = await self.open_of([self.host_id]) if there is None else there
+        found = [(queue, status) for queue, status in found if queue in queues_of(self.host_id)]
         statuses = {status for _, status in found}
         for queue in [queue for queue, status in found if status == "ENQUEUED"]:
             await asyncio.to_thread(self.ring, self.host_id, queue)

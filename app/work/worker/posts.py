@@ -96,7 +96,12 @@ class Posts:
     async def look(self) -> None:
         """Hand on turns that nobody executes, of each host; raises what went wrong with one when all are done."""
         posts = tuple(self._all.values())
-        looks = (post.takeover.once() if post.dispatch is not None else post.takeover.hand_on() for post in posts)
+        if not posts:
+            return
+        # One statement for all hosts: a worker at rest may ask the database for one a second.
+        manned = [post.host_id for post in posts if post.dispatch is not None]
+        there = await posts[0].takeover.open_of(manned)
+        looks = (post.takeover.once(there) if post.host_id in manned else post.takeover.hand_on() for post in posts)
         for failure in await asyncio.gather(*looks, return_exceptions=True):
             if failure is not None:
                 raise failure

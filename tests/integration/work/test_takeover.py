@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -25,10 +25,13 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.queue import stream
 from shellback.work.queue.items import ItemType, Priority, WorkItem
 from shellback.work.queue.mailbox import Letter
+from shellback.work.queue.queues import queues_of
 from shellback.work.turn import claims
 from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
 from shellback.work.turn.closing import Begun, Closed, close
 from shellback.work.turn.turn import TurnRunner
+from shellback.work.worker.dispatch import Dispatch
+from shellback.work.worker.posts import Post, Posts
 from tests.databases import wait_until_locked_out
 from tests.items import HOST, Talk, a_worker, unrung
 
@@ -141,6 +144,25 @@ async def test_a_living_worker_keeps_its_turns_among_hundreds_that_were_heard_of
     assert bench.client.resumed == []
     bench.db.write_now(heard_of, HOST)
     assert [one.workers for one in bench.db.read_now(loads, HOST)] == [212]
+
+
+async def test_a_worker_of_many_hosts_asks_once_for_the_items_of_all_and_rings_where_they_wait(bench: Bench) -> None:
+    asked, rung, nobody = list[list[str]](), list[tuple[str, str]](), cast("Any", None)
+
+    def open_items(conn: sa.Connection, queues: Sequence[str]) -> set[tuple[str, str]]:
+        asked.append(list(queues))
+        return bench.client.open_items(conn, queues)
+
+    posts = Posts("b", ())
+    for host_id in (HOST, "host2"):
+        ring = lambda *rings: rung.append(rings)  # noqa: E731 # pyright: ignore[reportUnknownLambdaType]
+        takeover = replace(bench.takeover, host_id=host_id, open_items=open_items, ring=ring)
+        posts.add(post := Post(host_id, nobody, takeover))
+        post.dispatch = Dispatch("b", nobody, {})
+    bench.at("", queue_name="turns.host2", status="ENQUEUED")
+    await posts.look()
+    assert asked == [[*queues_of(HOST), *queues_of("host2")]]
+    assert rung == [("host2", "turns.host2")]
 
 
 async def test_turns_of_a_worker_whose_process_is_gone_go_on_each_on_its_own_queue(bench: Bench) -> None:
