@@ -153,9 +153,11 @@ async def test_a_worker_of_many_hosts_asks_once_for_the_items_of_all_and_rings_w
         asked.append(list(queues))
         return bench.client.open_items(conn, queues)
 
+    def ring(host_id: str, queue: str) -> None:
+        rung.append((host_id, queue))
+
     posts = Posts("b", ())
     for host_id in (HOST, "host2"):
-        ring = lambda *rings: rung.append(rings)  # noqa: E731 # pyright: ignore[reportUnknownLambdaType]
         takeover = replace(bench.takeover, host_id=host_id, open_items=open_items, ring=ring)
         posts.add(post := Post(host_id, nobody, takeover))
         post.dispatch = Dispatch("b", nobody, {})
