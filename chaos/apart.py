@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
@@ -68,21 +69,32 @@ class Crew:
             begun.wait_ready()
 
     def _by_way_of_the_link(self) -> None:
-        """The host says itself where it listens; a worker that connects is to come by way of the link."""
-        made, deadline = self._made, time.monotonic() + LISTENS_S
-        direct = f"127.0.0.1:{self._port}"
-        while (found := made.read(members.listening, made.where.host_id)) is None or found.address != direct:
-            assert time.monotonic() < deadline, "the host does not listen"
-            time.sleep(0.02)
         self._address = self._address or f"127.0.0.1:{self._link.to_port(self._port)}"
-        made.write(_lead, self._address)
+        assert led(self._made, f"127.0.0.1:{self._port}", self._address), "the host does not listen"
 
     def _join(self) -> None:
         self._away.mkdir(mode=0o700)
-        certificate = certificates.of_machine(self._away)[1]
-        text, _ = self._made.write(members.invite, self._made.where.host_id, "away")
-        self._made.write(members.join, text, certificate, certificates.fingerprint_of(certificate))
+        joined(self._made, self._away)
 
 
-def _lead(conn: sa.Connection, address: str) -> None:
-    conn.execute(sa.update(member_rows).where(member_rows.c.name == "").values(address=address))
+def led(made: Stage, direct: str, address: str) -> bool:
+    """Whether who connects to a host comes by this `address`; the host says itself, in a while, where it listens."""
+    deadline = time.monotonic() + LISTENS_S
+    while (found := made.read(members.listening, made.where.host_id)) is None or found.address != direct:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    made.write(_lead, made.where.host_id, address)
+    return True
+
+
+def joined(made: Stage, away: Path) -> None:
+    """Have the machine with this state directory trusted by a host."""
+    certificate = certificates.of_machine(away)[1]
+    text, _ = made.write(members.invite, made.where.host_id, "away")
+    made.write(members.join, text, certificate, certificates.fingerprint_of(certificate))
+
+
+def _lead(conn: sa.Connection, host_id: str, address: str) -> None:
+    its = member_rows.c
+    conn.execute(sa.update(member_rows).where(its.host_id == host_id, its.name == "").values(address=address))

@@ -85,9 +85,14 @@ class PostgresServer:
                     pytest.fail(f"Postgres does not answer ({error}):\n{log}", pytrace=False)
                 time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that makes all others."""
+        return int((self.directory / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+
     def kill(self) -> None:
         """Kill it and all its processes, as the loss of power would; `start` runs it again."""
-        main = int((self.directory / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+        main = self.pid
         pidfd = os.pidfd_open(main)
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)  # it makes no more of them
         children = [os.pidfd_open(pid) for pid in procfs.children(main)]

@@ -126,9 +126,10 @@ class Stage:
         before: Sequence[str] = (),
         boot_id: Path | None = None,
         ready: bool = True,
+        words: Sequence[str] = ("worker",),
         **environ: str,
     ) -> WorkerChild:
-        """Start a worker and wait until it is `ready`; `version` makes it one of another step shape.
+        """Start a worker, or what these `words` say, and wait until it is `ready`; `version` makes it another one.
 
         It is forked off the nursery, with `boot_id` on a machine of its own, unless it is to be `executed`, with these
         words `before`, as happens by itself where the environment says what a program imports.
@@ -136,11 +137,11 @@ class Stage:
         environ = {**self.environ, **environ}
         worker: WorkerChild
         if version is not None:
-            worker = ForkedWorker(self.where, environ, program=DIFFERING, arguments=[version])
+            worker = ForkedWorker(self.where, environ, program=DIFFERING, arguments=[version, *words])
         elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
-            worker = WorkerChild(self.where, environ, [*before, sys.executable, "-m", "shellback", "worker"])
+            worker = WorkerChild(self.where, environ, [*before, sys.executable, "-m", "shellback", *words])
         else:
-            worker = ForkedWorker(self.where, environ, boot_id)
+            worker = ForkedWorker(self.where, environ, boot_id, arguments=words)
         self.workers.append(worker)
         self.crew["worker"] = worker
         if ready:

@@ -51,8 +51,15 @@ def _run(options: argparse.Namespace) -> int:
             serving_postgres(durable=True, connections=40 * options.hosts + 60) as server,
             pooling(server) if options.pooler else nullcontext() as pooler,
             town(
-                server, server.create(TEMPLATE), options.hosts, options.workers, pooler, options.machines, **ENVIRON
-            ) as hosts,
+                server,
+                server.create(TEMPLATE),
+                options.hosts,
+                options.workers,
+                pooler,
+                options.machines,
+                options.elsewhere,
+                **ENVIRON,
+            ) as hosts,  # fmt: skip
             Staff(
                 hosts,
                 server,
@@ -78,6 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         "workers": options.workers,
         "pooler": options.pooler,
         "machines": options.machines,
+        "elsewhere": options.elsewhere,
         "upgrades": options.upgrades,
         "at_rest": options.at_rest,
         "processes": options.processes,
@@ -117,6 +125,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--machines",
         action="store_true",
         help="each host, and the database, in a network namespace; hosts are unplugged, too (root, no --upgrades)",
+    )
+    parser.add_argument(
+        "--elsewhere",
+        type=int,
+        default=0,
+        metavar="N",
+        help="workers of all hosts on a machine of their own, which hosts have none of (0)",
     )
     parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
     parser.add_argument("--at-rest", type=int, default=0, metavar="N", help="conversations beside them (0)")

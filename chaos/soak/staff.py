@@ -6,24 +6,31 @@ Workers are started again as a service manager would, perhaps as the next versio
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from chaos.apart import joined, led
 from chaos.links import FAULTS, Link
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.exec.core.errors import ExecError
+from shellback.exec.supervisor.process import procfs
 from tests.databases import Pooler, PostgresServer
 from tests.machines import Machine, machines
 from tests.stage import Stage, stage
 
+HOST: Final = ("host",)
+"""What runs on a host without workers."""
 PORT: Final = 7000
 """The first one on the machine of the database."""
 SETTLE_S: Final = 5.0
@@ -55,6 +62,9 @@ class Post:
 
     host: Host
     name: str
+    machine: Machine | None = None
+    words: tuple[str, ...] = ("worker",)
+    environ: dict[str, str] = field(default_factory=dict[str, str])
     worker: WorkerChild | None = None
     coming: Future[WorkerChild] | None = None
     outage: Outage | None = None
@@ -62,27 +72,34 @@ class Post:
     """Of the worker; the first one is this version of the program."""
 
     def hire(self) -> WorkerChild:
-        """A worker that serves."""
+        """One that serves."""
         version = f"release {self.release}" if self.release else None
-        before = self.host.machine.inside() if self.host.machine is not None else ()
-        return self.host.stage.hire(version, executed=bool(before), before=before, WORKER_NAME=self.name)
+        before = self.machine.inside() if self.machine is not None else ()
+        how: dict[str, Any] = {"executed": bool(before), "before": before, "words": self.words, **self.environ}
+        made = self.host.stage.hire(version, WORKER_NAME=self.name, **how)
+        if self.words == HOST and self.host.reach is not None:
+            led(self.host.stage, self.environ["LISTEN"], self.host.reached)
+        return made
 
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A state directory with workers, on a machine of its own if any; `link` leads them to the database."""
+    """A state directory with workers, on a machine of its own if any; `link` leads them to the database.
+
+    With workers `elsewhere` it has none, and they reach it by `reach`, if any, at `reached`.
+    """
 
     name: str
     stage: Stage
-    workers: int = 2
     link: Link | None = None
     machine: Machine | None = None
-    posts: list[Post] = field(init=False)
+    posts: list[Post] = field(default_factory=list[Post])
+    elsewhere: list[Post] = field(default_factory=list[Post])
+    """Of all hosts; the first host has their places."""
+    reach: Link | None = None
+    reached: str = ""
     supervisor: int = 0
     keeper: int = 0
-
-    def __post_init__(self) -> None:
-        self.posts = [Post(self, f"{self.name}{number}") for number in range(self.workers)]
 
 
 @contextmanager
@@ -93,30 +110,65 @@ def town(
     workers: int,
     pooler: Pooler | None,
     apart: bool = False,
+    elsewhere: int = 0,
     /,
     **environ: str,
 ) -> Generator[list[Host]]:
     """Hosts that share a database and a directory for files; with more than one, each has a link of its own.
 
-    With `apart` each is on a machine of its own, as the database is.
+    With `apart` each is on a machine of its own, as the database is. With workers `elsewhere`, that are of all hosts,
+    hosts have none, and the workers a machine of their own.
     """
     with ExitStack() as stack:
-        places = stack.enter_context(machines(hosts + 1)) if apart else []
+        places = stack.enter_context(machines(hosts + 1 + bool(elsewhere))) if apart else []
         found: list[Host] = []
         for name in itertools.islice("abcdefgh", hosts):
             shared = {"WORKSPACE_ROOT": str(found[0].stage.workspace)} if found else {}
-            host = Host(name, stack.enter_context(stage(server.url(database), **environ, **shared)), workers)
+            host = Host(name, stack.enter_context(stage(server.url(database), **environ, **shared)))
+            if apart:
+                host.machine = places[len(found) + 1]
             if hosts > 1:
                 host.link = stack.enter_context(Link())
-                if apart:
-                    host.machine = places[len(found) + 1]
-                direct = _way(host.link, server.directory, database, places[:1], PORT + 2 * len(found))
-                host.stage.environ |= {"DATABASE_URL": direct, "DATABASE_DIRECT_URL": direct}
-                if pooler is not None:
-                    pooled = _way(host.link, pooler.directory, database, places[:1], PORT + 2 * len(found) + 1)
-                    host.stage.environ["DATABASE_URL"] = pooled
+                host.stage.environ |= _ways(host.link, server, pooler, database, places[:1], PORT + 2 * len(found))
+            if elsewhere:
+                listens = _listens(host, stack)
+                host.posts = [Post(host, name, host.machine, HOST, {"LISTEN": listens})]
+            else:
+                host.posts = [Post(host, f"{name}{number}", host.machine) for number in range(workers)]
             found.append(host)
+        if elsewhere:
+            first, link = found[0], stack.enter_context(Link())
+            away = {
+                "SHELLBACK_HOME": str(first.stage.root / "away"),
+                "WORKSPACE_ROOT": str(first.stage.root / "nowhere"),
+            }
+            away |= _ways(link, server, pooler, database, places[:1], PORT + 2 * hosts)
+            (first.stage.root / "away").mkdir(mode=0o700)
+            machine = places[-1] if apart else None
+            first.elsewhere = [
+                Post(first, f"x{number}", machine, ("worker", "--for", "all"), {**away, "LISTEN": ""})
+                for number in range(elsewhere)
+            ]
         yield found
+
+
+def _listens(host: Host, stack: ExitStack) -> str:
+    """Where a host listens for workers elsewhere: on its machine, or behind a link that can break."""
+    if host.machine is not None:
+        return f"{host.machine.address}:{PORT}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    host.reach = stack.enter_context(Link())
+    host.reached = f"127.0.0.1:{host.reach.to_port(port)}"
+    return f"127.0.0.1:{port}"
+
+
+def _ways(
+    link: Link, server: PostgresServer, pooler: Pooler | None, database: str, places: Sequence[Machine], port: int
+) -> dict[str, str]:
+    direct = _way(link, server.directory, database, places, port)
+    pooled = direct if pooler is None else _way(link, pooler.directory, database, places, port + 1)
+    return {"DATABASE_URL": pooled, "DATABASE_DIRECT_URL": direct}
 
 
 def _way(link: Link, target: Path, database: str, places: Sequence[Machine], port: int) -> str:
@@ -141,7 +193,7 @@ class Staff:
         upgrades: bool = False,
     ) -> None:
         self.hosts = list(hosts)
-        self.posts = [post for host in hosts for post in host.posts]
+        self.posts = [post for host in hosts for post in (*host.posts, *host.elsewhere)]
         self.outages: list[Outage] = []
         self._server = server
         self._pooler = pooler
@@ -158,8 +210,11 @@ class Staff:
         }
         if len(self.hosts) > 1:
             harms |= {"link": self._break_a_link, "pause": self._pause_a_worker}
+            harms |= {"still supervisor": self._still_a_supervisor, "still postgres": self._still_postgres}
+        if any(host.reach is not None for host in hosts):
+            harms["reach"] = self._break_the_way_to_a_host
         if pooler is not None:
-            harms["pooler"] = self._kill_the_pooler
+            harms |= {"pooler": self._kill_the_pooler, "still pooler": self._still_the_pooler}
         if any(host.machine is not None for host in hosts):
             harms["machine"] = self._unplug_a_machine
         if upgrades:
@@ -168,12 +223,19 @@ class Staff:
 
     def __enter__(self) -> Self:
         """Start the workers, at the same time; one of each host brings its supervisor."""
-        coming = [self._threads.submit(post.hire) for post in self.posts]
-        for post, future in zip(self.posts, coming, strict=True):
-            post.worker = future.result()
+        self._hire([post for host in self.hosts for post in host.posts])
+        for post in self.hosts[0].elsewhere[:1]:
+            for host in self.hosts:
+                joined(host.stage, Path(post.environ["SHELLBACK_HOME"]))
+        self._hire(self.hosts[0].elsewhere)
         for host in self.hosts:
             host.supervisor, host.keeper = host.stage.supervisor_pids()
         return self
+
+    def _hire(self, posts: Sequence[Post]) -> None:
+        coming = [self._threads.submit(post.hire) for post in posts]
+        for post, future in zip(posts, coming, strict=True):
+            post.worker = future.result()
 
     def __exit__(self, *_: object) -> None:
         """Wait for who is still coming."""
@@ -251,17 +313,54 @@ class Staff:
 
     def _break_a_link(self) -> None:
         host = self._rng.choice(self.hosts)
+        self._break("link", host, host.link)
+
+    def _break_the_way_to_a_host(self) -> None:
+        host = self._rng.choice(self.hosts)
+        self._break("reach", host, host.reach)
+
+    def _break(self, what: str, host: Host, link: Link | None) -> None:
         fault = self._rng.choice(FAULTS)
-        link = host.link
-        if link is None or any(self._is_out(f"link {host.name} {one}") for one in FAULTS):
+        if link is None or any(self._is_out(f"{what} {host.name} {one}") for one in FAULTS):
             return
-        outage = self._out(f"link {host.name} {fault}")
+        outage = self._out(f"{what} {host.name} {fault}")
         link.break_(fault)
         self._later(outage, link.heal)
 
-    def _unplug_a_machine(self) -> None:
+    def _still_a_supervisor(self) -> None:
         host = self._rng.choice(self.hosts)
-        machine, name = host.machine, f"machine {host.name}"
+        self._still(f"supervisor {host.name}", [host.supervisor])
+
+    def _still_postgres(self) -> None:
+        main = self._server.pid
+        self._still("postgres", [main, *procfs.children(main)])
+
+    def _still_the_pooler(self) -> None:
+        assert self._pooler is not None
+        self._still("pooler", [self._pooler.process.pid])
+
+    def _still(self, name: str, pids: Sequence[int]) -> None:
+        """Stop processes, and let them go on after a while; a thread does that, because we may wait for them."""
+        if self._is_out(f"still {name}"):
+            return
+        held = [os.pidfd_open(pid) for pid in pids if procfs.read(pid) is not None]
+        outage = self._out(f"still {name}")
+        for one in held:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(one, signal.SIGSTOP)
+
+        def heal() -> None:
+            for one in held:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(one, signal.SIGCONT)
+                os.close(one)
+            outage.back_at = time.time()
+
+        threading.Timer(self._rng.uniform(*FAULT_S), heal).start()
+
+    def _unplug_a_machine(self) -> None:
+        post = self._rng.choice(self.posts)
+        machine, name = post.machine, f"machine {post.host.name if post.words == HOST else post.name}"
         if machine is None or self._is_out(name):
             return
         outage = self._out(name)

@@ -16,22 +16,27 @@ from tests.databases import TEMPLATE, NoPostgres, pooling, serving_postgres, una
 PROCESSES = 24
 PATIENCE_S = 200.0
 HARMS = [
-    (1, ("worker", "supervisor", "postgres")),
-    (2, ("link", "pause", "pooler")),
-    (2, ("upgrade", "upgrade", "upgrade", "upgrade")),
+    (1, 0, ("worker", "supervisor", "postgres")),
+    (2, 0, ("link", "pause", "pooler")),
+    (2, 0, ("upgrade", "upgrade", "upgrade", "upgrade")),
+    (2, 2, ("worker", "reach", "still supervisor", "still postgres")),
 ]
-"""The number of hosts, and who is harmed, one after another as processes end."""
+"""The number of hosts and of workers elsewhere, and who is harmed, one after another as processes end."""
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
-@pytest.mark.parametrize(("number", "harms"), HARMS, ids=lambda part: part if isinstance(part, int) else "-".join(part))
-def test_what_many_processes_did_is_told_once_whoever_is_harmed(number: int, harms: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("number", "elsewhere", "harms"), HARMS, ids=lambda part: part if isinstance(part, int) else "-".join(part)
+)
+def test_what_many_processes_did_is_told_once_whoever_is_harmed(
+    number: int, elsewhere: int, harms: tuple[str, ...]
+) -> None:
     rng = random.Random(1)
     try:
         with (
             serving_postgres(durable=True) as server,
             pooling(server) if number > 1 else nullcontext() as pooler,
-            town(server, server.create(TEMPLATE), number, 2, pooler, **ENVIRON) as hosts,
+            town(server, server.create(TEMPLATE), number, 2, pooler, False, elsewhere, **ENVIRON) as hosts,
             Staff(hosts, server, rng, pooler=pooler, upgrades="upgrade" in harms) as staff,
         ):
             tasks = make_tasks(rng, PROCESSES, first=0, seconds=(0.5, 2.0))
