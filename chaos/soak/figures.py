@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -91,12 +90,15 @@ def of_verdict(verdict: Verdict, processes: int, callbacks: int) -> list[Figure]
 
 def of_run(staff: Staff, crowd: Crowd, lasted: float) -> list[Figure]:
     """How it went."""
-    killed = Counter(outage.victim.split()[0] for outage in staff.outages if outage.wanted)
+    harmed = [f"{outage.victim} " for outage in staff.outages if outage.wanted]
     itself = sum(not outage.wanted for outage in staff.outages)
     spans = sorted(outage.back_at - outage.gone_at for outage in staff.outages if outage.back_at and outage.wanted)
     return [
         Figure(name="rate", value=len(crowd.tasks) / lasted, unit="/s", note=f"through turns, in {lasted:.0f} s"),
-        *(Figure(name=f"harm to: {name}", value=killed[name]) for name in staff.harms),
+        *(
+            Figure(name=f"harm to: {name}", value=sum(one.startswith(f"{name} ") for one in harmed))
+            for name in staff.harms
+        ),
         Figure(name="late writes refused", value=_refused(staff), note="of workers that were cut off or paused"),
         Figure(name="workers that ended by themselves", value=itself, note="started again as a service manager would"),
         Figure(name="longest recovery", value=spans[-1] if spans else 0.0, unit="s"),

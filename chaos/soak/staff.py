@@ -307,7 +307,7 @@ class Staff:
     def _kill_a_supervisor(self) -> None:
         host = self._rng.choice(self.hosts)
         name = f"supervisor {host.name}"
-        if not self._is_out(name):
+        if not self._is_out(name) and not self._is_out(f"still {name}"):
             self._out(name).host_id = host.stage.where.host_id
             host.stage.kill_supervisor()
 
@@ -329,7 +329,8 @@ class Staff:
 
     def _still_a_supervisor(self) -> None:
         host = self._rng.choice(self.hosts)
-        self._still(f"supervisor {host.name}", [host.supervisor])
+        if not self._is_out(f"supervisor {host.name}"):
+            self._still(f"supervisor {host.name}", [host.supervisor])
 
     def _still_postgres(self) -> None:
         main = self._server.pid
