@@ -14,6 +14,7 @@ from chaos.cells import Cell
 from chaos.links import Link
 from chaos.outages import broken
 from chaos.story import Count, live_through
+from chaos.strike import BOOT_ID
 from shellback.storage import members
 from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates
@@ -62,7 +63,9 @@ class Crew:
         return found is None or found.process.poll() is not None
 
     def _begin(self, who: str, *words: str, wait: bool = True, **environ: str) -> None:
-        begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, arguments=words)
+        boot_id = self._made.root / BOOT_ID if who == "host" else None
+        on = boot_id if boot_id is not None and boot_id.exists() else None
+        begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, on, arguments=words)
         self._made.crew[who] = begun
         self._made.workers.append(begun)
         if wait:

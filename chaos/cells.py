@@ -333,6 +333,7 @@ _APART: Final[tuple[tuple[Victim, ...], ...]] = (
     LINE,
     ("worker", "host"),
     ("host", "supervisor"),
+    ("machine",),
 )
 
 

@@ -23,6 +23,8 @@ from tests.supervisors import kill, state_of
 
 DATABASE_AWAY_S = 0.3
 HELD_S = 2.0
+BOOT_ID = "boot_id"
+"""The file below a run's directory that has the boot id of its machine."""
 DIES_FIRST = "supervisor.recorded_pid"
 """What the keeper reaps, it reaps because no supervisor was there: here one dies before."""
 
@@ -145,7 +147,7 @@ class PowerCut(Kill):
 
     def boot(self) -> Path:
         """A new boot id, in a file."""
-        self.boot_id = self.made.root / "boot_id"
+        self.boot_id = self.made.root / BOOT_ID
         self.boot_id.write_text(f"{uuid.uuid4()}\n")
         return self.boot_id
 
@@ -157,8 +159,11 @@ class PowerCut(Kill):
         """Once; who looks after workers hires another, on the machine that has been started anew."""
         if not self.done:
             self.done = True
-            self.made.workers[-1].kill()
+            crew = self.made.crew
+            crew.get("host", crew["worker"]).kill()
             self.boot()
+            if self.cell.elsewhere and self.cell.here == "worker":  # it has stopped itself, and is on another machine
+                crew["worker"].process.send_signal(signal.SIGCONT)
 
     def _arm(self) -> None:
         self.made.arm(self.cell.point, "\n".join(self.orders()))

@@ -152,8 +152,11 @@ def pgbouncer() -> str | None:
 
 
 @contextmanager
-def pooling(server: PostgresServer, address: Path | None = None) -> Generator[Pooler]:
-    """A pgbouncer that pools transactions on five connections to a database of `server`, or of what is at `address`."""
+def pooling(server: PostgresServer, address: Path | None = None, *, workers: int = 1) -> Generator[Pooler]:
+    """A pgbouncer that pools transactions to a database of `server`, or of what is at `address`.
+
+    It does so on five connections for each of so many workers.
+    """
     program = pgbouncer()
     if program is None:
         unavailable("pgbouncer is not installed")
@@ -169,7 +172,7 @@ listen_port = 5432
 auth_type = any
 admin_users = postgres
 pool_mode = transaction
-default_pool_size = 5
+default_pool_size = {5 * workers}
 max_client_conn = 500
 server_login_retry = 1
 """

@@ -93,7 +93,7 @@ def worker_elsewhere(own: Place, where: Place) -> Generator[Worker]:
         to_post: list[Callable[[HostLink], Post]] = []
 
         async def opened(link: HostLink) -> None:
-            await posts.open(to_post[0](link))
+            await posts.open(link.host_id, partial(to_post[0], link))
 
         links = _links(own, where.host_id, fit_of(views, on), opened, posts.close)
         tools = HostTools(links, on, enabled=settings.enable_execute)

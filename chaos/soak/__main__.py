@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with (
             serving_postgres(durable=True, connections=40 * options.hosts + 60) as server,
-            pooling(server) if options.pooler else nullcontext() as pooler,
+            pooling(server, workers=_programs(options)) if options.pooler else nullcontext() as pooler,
             town(
                 server,
                 server.create(TEMPLATE),
@@ -101,6 +101,11 @@ def _run(options: argparse.Namespace) -> int:
     for note in run.notes[:20]:
         print(f"soak: {note}", file=sys.stderr)
     return code
+
+
+def _programs(options: argparse.Namespace) -> int:
+    """How many have a pool of their own each: workers, and hosts without any."""
+    return options.hosts + options.elsewhere if options.elsewhere else options.hosts * options.workers
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -161,6 +161,19 @@ def test_turns_of_all_hosts_share_the_slots_of_their_worker(town: Town, postgres
         assert max(at_once) == 3
 
 
+def test_a_worker_of_all_hosts_hears_of_items_for_as_long_as_it_runs(town: Town) -> None:
+    town.host()
+    town.joined()
+    town.worker("all")
+    loop, beats, rung = town.loop, set[float](), list[bool]()
+    loop.until("it has looked for its hosts again", lambda: beats.update(loop.scalars(BEATS)) or len(beats) == 4)
+    for number in range(6):
+        before = loop.scalars(BEATS)
+        loop.answer(loop.send("hello", f"c{number}"))
+        rung.append(loop.scalars(BEATS) == before)
+    assert sum(rung) >= 3, "it finds items only when it looks for them"
+
+
 def served(on: Stage) -> list[str]:
     """The hosts that the worker elsewhere reaches."""
     (row,) = [one for one in facts(told(on, "workers", "--json")) if one["elsewhere"]]

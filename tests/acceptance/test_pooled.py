@@ -125,6 +125,11 @@ class Cluster:
         self.address = folder / "primary"
         self.address.symlink_to(primary.directory)
 
+    @property
+    def both(self) -> str:
+        """The URL that names both, the standby first."""
+        return f"{self.url(self._standby.directory)}&host={self.primary.directory}"
+
     def url(self, directory: Path) -> str:
         return self.primary.url(self.name).replace(str(self.primary.directory), str(directory))
 
@@ -154,14 +159,15 @@ def cluster() -> Generator[Cluster]:
         unavailable(str(error))
 
 
-@pytest.mark.parametrize("pooled", [False, True], ids=["direct", "pooled"])
+@pytest.mark.parametrize("way", ["direct", "pooled", "both named"])
 def test_a_worker_goes_on_after_a_failover_that_takes_longer_than_its_lease(
-    pooled: bool, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
     with cluster() as postgres, ExitStack() as stack:
-        loop = stack.enter_context(stage(postgres.url(postgres.address), FOREGROUND_TIMEOUT="120"))
-        if pooled:
+        url = postgres.both if way == "both named" else postgres.url(postgres.address)
+        loop = stack.enter_context(stage(url, FOREGROUND_TIMEOUT="120"))
+        if way == "pooled":
             pooler = stack.enter_context(pooling(postgres.primary, postgres.address))
             loop.environ["DATABASE_URL"] = postgres.url(pooler.directory)
         pair = Pair(loop)

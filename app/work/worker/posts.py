@@ -70,13 +70,13 @@ class Posts:
             for post in tuple(self._all.values()):
                 await (post.dispatch or self._man(post)).start(dbos)
 
-    async def open(self, post: Post) -> None:
-        """Take the items of a host, too; its post may have been closed before. Nothing if it is open."""
+    async def open(self, host_id: str, made: Callable[[], Post]) -> None:
+        """Take the items of a host, too, at a post that is `made` if none is open; one may have been closed before."""
         async with self._changing:
-            before = self._all.get(post.host_id)
+            before = self._all.get(host_id)
             if before is not None and before.dispatch is not None:
                 return
-            self._all[post.host_id] = post
+            self._all[host_id] = post = made()
             if self._dbos is None:
                 return
             try:
