@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -113,6 +112,7 @@ def hosts(options: Options) -> Mapping[str, Reading]:
 def elsewhere(options: Options) -> Mapping[str, Reading]:
     """Ends of processes of a host whose turns run elsewhere, and of one that runs its own."""
     from tests.databases import TEMPLATE, NoPostgres, serving_postgres
+    from tests.machines import free_port
 
     try:
         with ExitStack() as stack:
@@ -120,7 +120,7 @@ def elsewhere(options: Options) -> Mapping[str, Reading]:
             url = server.url(server.create(TEMPLATE))
             own = Stage(ground(options.directory), DATABASE_URL=url)
             stack.callback(own.close)
-            far = Stage(ground(options.directory), "host", DATABASE_URL=url, LISTEN=f"127.0.0.1:{_free_port()}")
+            far = Stage(ground(options.directory), "host", DATABASE_URL=url, LISTEN=f"127.0.0.1:{free_port()}")
             stack.callback(far.close)
             stack.callback(_away(far, options).stop)
             took = {
@@ -155,11 +155,6 @@ def _away(host: Stage, options: Options) -> WorkerChild:
     made = WorkerChild(host.place, environ, words)
     made.wait_ready()
     return made
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _nothing() -> None:

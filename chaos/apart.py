@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from chaos.strike import BOOT_ID
 from shellback.storage import members
 from shellback.storage.tables import members as member_rows
 from shellback.work.elsewhere import certificates
+from tests.machines import free_port
 from tests.nursery import ForkedWorker
 from tests.stage import Stage
 
@@ -35,8 +35,7 @@ class Crew:
     """Hires who is not there: the host, and its worker elsewhere, which reaches it by `link`."""
 
     def __init__(self, made: Stage, link: Link) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = int(free.getsockname()[1])
+        self._port = free_port()
         self._made = made
         self._link = link
         self._away = made.root / "away"
@@ -63,9 +62,9 @@ class Crew:
         return found is None or found.process.poll() is not None
 
     def _begin(self, who: str, *words: str, wait: bool = True, **environ: str) -> None:
-        boot_id = self._made.root / BOOT_ID if who == "host" else None
-        on = boot_id if boot_id is not None and boot_id.exists() else None
-        begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, on, arguments=words)
+        boot_id = self._made.root / BOOT_ID
+        machine = boot_id if who == "host" and boot_id.exists() else None
+        begun = ForkedWorker(self._made.where, {**self._made.environ, **environ}, machine, arguments=words)
         self._made.crew[who] = begun
         self._made.workers.append(begun)
         if wait:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import time
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import asdict, dataclass
@@ -39,6 +38,7 @@ from shellback.work.turn import closing
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.deps import TurnDeps
 from tests.items import HOST, Talk
+from tests.machines import free_port
 
 # pyright: reportPrivateUsage=false
 PARTS: Any = frozenset({"commands"})
@@ -143,8 +143,7 @@ async def far(engine: Engine, root: Path, template: Path, policy: Policy | None 
     here, away = root / "far-host", root / "far-worker"
     here.mkdir()
     away.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     tools: Any = None
     db = Database(f"sqlite:///{shutil.copyfile(template, root / 'far.db')}")
     carried = Carried(

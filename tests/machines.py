@@ -66,6 +66,12 @@ class Machine(Namespace):
         self.switch.ip("link", "set", self.port, "up")
 
 
+def free_port() -> int:
+    """A port of this machine at which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 @contextlib.contextmanager
 def machines(number: int) -> Generator[list[Machine]]:
     """As many machines that reach each other, and nothing else. Where none can be made, the test is skipped."""

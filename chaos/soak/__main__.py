@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
                 options.machines,
                 options.elsewhere,
                 **ENVIRON,
-            ) as hosts,  # fmt: skip
+            ) as hosts,
             Staff(
                 hosts,
                 server,

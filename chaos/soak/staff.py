@@ -9,7 +9,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -26,7 +25,7 @@ from shellback.cli.shared import Refused
 from shellback.exec.core.errors import ExecError
 from shellback.exec.supervisor.process import procfs
 from tests.databases import Pooler, PostgresServer
-from tests.machines import Machine, machines
+from tests.machines import Machine, free_port, machines
 from tests.stage import Stage, stage
 
 HOST: Final = ("host",)
@@ -156,8 +155,7 @@ def _listens(host: Host, stack: ExitStack) -> str:
     """Where a host listens for workers elsewhere: on its machine, or behind a link that can break."""
     if host.machine is not None:
         return f"{host.machine.address}:{PORT}"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = free_port()
     host.reach = stack.enter_context(Link())
     host.reached = f"127.0.0.1:{host.reach.to_port(port)}"
     return f"127.0.0.1:{port}"
@@ -224,10 +222,10 @@ class Staff:
     def __enter__(self) -> Self:
         """Start the workers, at the same time; one of each host brings its supervisor."""
         self._hire([post for host in self.hosts for post in host.posts])
-        for post in self.hosts[0].elsewhere[:1]:
+        if elsewhere := self.hosts[0].elsewhere:
             for host in self.hosts:
-                joined(host.stage, Path(post.environ["SHELLBACK_HOME"]))
-        self._hire(self.hosts[0].elsewhere)
+                joined(host.stage, Path(elsewhere[0].environ["SHELLBACK_HOME"]))
+            self._hire(elsewhere)
         for host in self.hosts:
             host.supervisor, host.keeper = host.stage.supervisor_pids()
         return self
@@ -361,10 +359,10 @@ class Staff:
 
     def _unplug_a_machine(self) -> None:
         post = self._rng.choice(self.posts)
-        machine, name = post.machine, f"machine {post.host.name if post.words == HOST else post.name}"
-        if machine is None or self._is_out(name):
+        machine = post.machine
+        if machine is None or self._is_out(f"machine {machine.address}"):
             return
-        outage = self._out(name)
+        outage = self._out(f"machine {machine.address}")
         machine.unplug()
         self._later(outage, machine.plug)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from shellback.storage.tables import workers
 from shellback.work.approvals import approvals
 from shellback.work.queue.doorbell import Doorbell
 from tests.commands import OURS, Result, assert_refused, facts, shellback, told
+from tests.machines import free_port
 from tests.stage import DIFFERING, Stage, stage
 
 PROGRAM = [sys.executable, "-m", "shellback"]
@@ -67,9 +67,7 @@ class Town:
 @contextmanager
 def listening(database_url: str, **environ: str) -> Generator[Stage]:
     """A machine that is to be a host of this database."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with stage(database_url, LISTEN=f"127.0.0.1:{port}", **environ) as made:
+    with stage(database_url, LISTEN=f"127.0.0.1:{free_port()}", **environ) as made:
         yield made
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import socket
 from pathlib import Path
 from typing import Final
 
 import yaml
 
 from tests.compose.engines import Engine, lower_limits
+from tests.machines import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGE: Final = "localhost/shellback-compose-test"
@@ -37,7 +37,7 @@ def set_apart(engine: Engine) -> str:
     whole = yaml.safe_load(path.read_text())
     for role, service in whole["services"].items():
         if role == "postgres":
-            service["ports"] = [f"127.0.0.1:{_free_port()}:5432"]
+            service["ports"] = [f"127.0.0.1:{free_port()}:5432"]
         else:
             service["image"] = image
         if limits := lower_limits():
@@ -53,9 +53,3 @@ def _copy(source: Path, to: Path) -> None:
         shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(source, to)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import platform
 import shutil
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,6 +56,7 @@ from shellback.work.turn.hearing import HostLost
 from tests.execs import places, unstarted_engine
 from tests.far import join
 from tests.items import HOST, Talk
+from tests.machines import free_port
 from tests.sessions import a_session
 from tests.supervisors import cancelled
 
@@ -126,8 +126,7 @@ class Two:
         self.desk.engine = unstarted_engine(workspace, self.home, SqlSessionStore(db))
         (root / "here").mkdir()
         self.away.mkdir()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         desk: Any = self.desk
         carried = Carried(
             tools=desk, ground_at=desk.ground, described=lambda _: "It is here.", recorded=desk.recorded,
