@@ -1,8 +1,8 @@
 """Our tables, for SQLite and Postgres. DBOS has its own tables in the same database.
 
-Times are wall-clock seconds (`Float`). Those that something is decided by, as heartbeats, approvals, and begins and
-ends of turns, are by the database's clock (`rows.now`), because the clocks of machines may differ. JSON columns
-contain portable JSON only. Names follow `docs/glossary.md`.
+Times are wall-clock seconds (`Float`). Those that something is decided by, as heartbeats, approvals, and turns, are by
+the database's clock (`rows.now`), because the clocks of machines may differ. JSON columns contain portable JSON only.
+Names follow `docs/glossary.md`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import sqlalchemy as sa
+
+from shellback.storage.rows import CLOCK
 
 metadata: Final = sa.MetaData(
     naming_convention={
@@ -34,7 +36,7 @@ conversations: Final = sa.Table(
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # failed turns in a row
     sa.Column("chain", sa.Integer, nullable=False, server_default="0"),  # turns since a person spoke
-    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, default=CLOCK),
     sa.Column("claimed_at", sa.Float),
     sa.Column("stop_turn", sa.String(200)),  # the turn that a person wants to end at its next step
     sa.Column("stop_by", sa.String(100)),
@@ -85,7 +87,7 @@ mailbox: Final = sa.Table(
     sa.Column("state", sa.String(16), nullable=False, server_default="unread", index=True),  # unread, taken, heard
     sa.Column("taken_by", sa.String(200)),
     sa.Column("taken_step", sa.Integer),
-    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, default=CLOCK),
     sa.Column("heard_at", sa.Float, index=True),
     sa.Index("ix_mailbox_conversation_id_state", "conversation_id", "state"),
 )
@@ -100,7 +102,7 @@ turns: Final = sa.Table(
     sa.Column("executor_id", sa.String(100)),
     sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("executions", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, default=CLOCK),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float, index=True),
     # answered, pending_approval, failed, stopped; of an item that came to no turn: nothing, busy, gone, moved

@@ -24,7 +24,7 @@ from shellback.exec.core.model import Session, SessionState
 from shellback.exec.core.ports import SessionWatch
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
-from shellback.storage.rows import literal
+from shellback.storage.rows import literal, now
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.telemetry.pipeline import Pipeline
@@ -272,7 +272,7 @@ class Levels:
 
 def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int) -> Levels:
     """The levels now: items and approvals of the whole database, sessions of this host, free slots of this worker."""
-    now = time.time()
+    at = now(conn)
     queued = conn.execute(_QUEUED).all()
     mine = turns.c.ended_at.is_(None), turns.c.started_at.is_not(None), turns.c.executor_id == executor_id
     running = conn.execute(sa.select(sa.func.count()).select_from(turns).where(*mine)).scalar_one()
@@ -283,11 +283,11 @@ def read_levels(conn: sa.Connection, host_id: str, executor_id: str, slots: int)
     pending, since = conn.execute(sa.select(sa.func.count(), sa.func.min(asked.c.created_at)).select_from(asked)).one()
     return Levels(
         queue_items=_by_wait((priority, what, items) for priority, what, _, items in queued),
-        queue_age_s=_by_wait((priority, what, max(0.0, now - came)) for priority, what, came, _ in queued),
+        queue_age_s=_by_wait((priority, what, max(0.0, at - came)) for priority, what, came, _ in queued),
         slots_free=max(0, slots - running),
         sessions_live=conn.execute(sa.select(sa.func.count()).select_from(live)).scalar_one(),
         approvals_pending=pending,
-        approval_age_s=0.0 if since is None else max(0.0, now - since),
+        approval_age_s=0.0 if since is None else max(0.0, at - since),
     )
 
 

@@ -543,7 +543,7 @@ def worker(where: Place, backend: ChosenBackend, *, turns: bool = True) -> Gener
                 outbox,
                 also=(
                     ({"unplaced"}, Placing(database, enqueuer).once),
-                    ({"others"}, _neighbours(where, client, enqueuer, equipment.sink, outbox).once),
+                    ({"silent"}, _neighbours(where, client, enqueuer, equipment.sink, outbox).once),
                     ({"watched"}, equipment.watcher.resume),
                     ({"live", "ended"}, turn_ends.once),
                     *(() if containers is None else ((ALWAYS, partial(containers.sweep, port.starting)),)),

@@ -17,6 +17,7 @@ from shellback.exec.supervisor.process.job import Job
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals as requests
 from shellback.storage.tables import conversations, mailbox, turns, workers
+from shellback.telemetry.telemetry import read_levels
 from shellback.work.approvals import approvals, asking, uses
 from shellback.work.elsewhere.holding import held_by
 from shellback.work.hosts.sweep import Sweep
@@ -90,7 +91,7 @@ class Nobody:
     def cancel_workflow(self, workflow_id: str) -> None:
         pass
 
-    async def reconcile(self) -> None:
+    async def reconcile(self, *, live: bool = True) -> None:
         pass
 
 
@@ -231,6 +232,21 @@ async def test_approvals_and_notices_hold_between_machines_whose_clocks_differ(
     assert approved(machines, request) == "approved"
     clock.wall = other
     machines.db.write_now(uses.consume, request, "me", PROPOSED.digest, conversation_id="c1")
+
+
+@pytest.mark.parametrize(("sender", "worker"), [(3600.0, 0.0), (-3600.0, 0.0), (0.0, 3600.0), (0.0, -3600.0)])
+def test_a_waiting_item_has_the_age_that_the_database_knows_whoever_sent_it_and_asks(
+    machines: Talk, clock: Clock, sender: float, worker: float
+) -> None:
+    before = time.time()
+    clock.wall = sender
+    machines.send()
+    clock.wall = worker
+    ages = machines.db.read_now(read_levels, HOST, "w1", 1).queue_age_s
+    assert 0 < max(ages.values()) <= time.time() - worker - before
+    for table in (conversations, mailbox, turns):
+        (made,) = machines.db.read_now(lambda conn, table=table: conn.execute(sa.select(table.c.created_at)).one())
+        assert before - 1 <= made <= time.time() - worker + 1
 
 
 def test_durations_are_by_a_clock_that_nobody_sets(clock: Clock) -> None:

@@ -217,8 +217,10 @@ class Recovery:
     _host_id: str
     _absence_tells: Callable[[Session], bool] = lambda _: True
 
-    async def reconcile(self) -> None:
+    async def reconcile(self, *, live: bool = True) -> None:
         """Record what the supervisor knows of the live sessions of this host. Cancelling leaves it partly done.
+
+        Without `live` the store is known to have none.
 
         Leaves two kinds alone: sessions claimed on this boot that the supervisor does not know, because their turn may
         be about to start them; and those whose supervisor cannot be reached while others can.
@@ -227,12 +229,13 @@ class Recovery:
             SupervisorUnreachable: No supervisor answers.
         """
         reach("sweep.scanning")
-        live = [session for session in await self._store.list(live=True) if session.host_id == self._host_id]
+        sessions = await self._store.list(live=True) if live else ()
+        ours = [session for session in sessions if session.host_id == self._host_id]
         seen = {entry.session_id: entry for entry in await self._supervised.list()}
         for entry in seen.values():
             if entry.end is not None:
                 self._ends.received(entry.session_id, entry.end)
-        for session in live:
+        for session in ours:
             if not self._ends.recording(session.id):
                 try:
                     await self._decide(session, seen.get(session.id))

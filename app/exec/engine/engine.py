@@ -270,11 +270,14 @@ class Engine:
         await self._recovery.abandon(await self.registry.get(session_id))
         self._unsure.discard(session_id)
 
-    async def reconcile(self) -> None:
-        """Compare the live sessions of this host with the supervisor and record what the store lacks."""
+    async def reconcile(self, *, live: bool = True) -> None:
+        """Compare the live sessions of this host with the supervisor and record what the store lacks.
+
+        Without `live` the store is known to have none.
+        """
         # One that cannot be reached stays, and is tried again at the next comparison.
         await asyncio.gather(*map(self.abandon, list(self._unsure)), return_exceptions=True)
-        await self._recovery.reconcile()
+        await self._recovery.reconcile(live=live)
 
     async def _claimed(self, grant: Grant, origin: CallOrigin, delivery: Delivery) -> tuple[Session, Grant | None]:
         if not self.started:

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
@@ -30,6 +31,7 @@ from shellback.work.approvals import approvals
 from shellback.work.errors import ApprovalSettled
 from shellback.work.hosts import roster
 from shellback.work.hosts.clock import since_boot
+from shellback.work.hosts.hosts import SILENT_S
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import dead_letters, stream
 from shellback.work.queue import mailbox as box
@@ -63,7 +65,7 @@ ALWAYS: Final[Set[str]] = frozenset()
 class Processes(Protocol):
     """What the sweep asks of the exec engine; see `Engine`."""
 
-    async def reconcile(self) -> None: ...
+    async def reconcile(self, *, live: bool = True) -> None: ...
 
     async def hand_over(self, session_id: SessionId) -> bool: ...
 
@@ -101,7 +103,7 @@ class Sweep:
             ({"open"}, self._close_what_never_began),
             ({"unread", "blocked"}, self._wake_the_forgotten),
             ({"old"}, self._prune_events),
-            (ALWAYS, self.processes.reconcile),
+            (ALWAYS, partial(self.processes.reconcile, live="live" in due)),
             ({"live", "inline"}, self._settle_what_dead_turns_left),
             *self.also,
         ):
@@ -231,7 +233,7 @@ _SIGNS: Final = {
     "live": sa.exists().where(sessions.c.state.in_([rows.literal(state) for state in LIVE])),
     "inline": sa.exists().where(sessions.c.delivery == rows.literal(Delivery.INLINE.value)),
     "watched": sa.exists().where(watches.c.state == rows.literal("on")),
-    "others": sa.exists().where(hosts.c.host_id != sa.bindparam("host")),
+    "silent": sa.exists().where(hosts.c.host_id != sa.bindparam("host"), hosts.c.heartbeat_at < rows.CLOCK - SILENT_S),
     "unplaced": sa.exists().where(conversations.c.host_id == rows.literal(NOWHERE)),
     "old": sa.exists().where(events.c.created_at < sa.bindparam("kept")),
 }

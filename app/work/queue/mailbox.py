@@ -147,7 +147,7 @@ def open_conversation(
     while row is None:  # an idle conversation may be pruned between the two statements
         if place is not None:
             made |= place(conn).values(conversation_id)
-        insert_new(conn, conversations, {**made, "created_at": time.time()})
+        insert_new(conn, conversations, made)
         row = lock(conn, conversation_id)
     if place is not None and (missing := sorted({*place.needs} - {*(row.needs or ())})):
         raise InvalidRequest(
@@ -278,7 +278,6 @@ def add_row(
             "priority": priority,
             "dedupe_key": dedupe_key,
             "payload": payload,
-            "created_at": time.time(),
         },
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
@@ -132,7 +131,6 @@ def note_turn(conn: sa.Connection, item: WorkItem, context: str | None = None) -
             "conversation_id": item.conversation_id,
             "item_type": item.type.value,
             "priority": int(item.priority),
-            "created_at": time.time(),
             "traceparent": context,
         },
     )

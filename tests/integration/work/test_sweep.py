@@ -13,9 +13,10 @@ from sqlalchemy import event
 from shellback.exec.core.model import Delivery, SessionId, SessionState
 from shellback.storage.db import Database
 from shellback.storage.session_rows import to_row
-from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
+from shellback.storage.tables import conversations, hosts, mailbox, sessions, turns, workers
 from shellback.work.approvals import approvals, asking, sending
 from shellback.work.hosts import roster, sweep
+from shellback.work.hosts.hosts import SILENT_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.queue.items import WorkItem
 from tests.items import HOST, PROPOSED, NotedEnqueuer, Talk, a_worker
@@ -55,9 +56,10 @@ class FakeClient:
 class FakeProcesses:
     handed: list[str] = field(default_factory=list[str])
     abandoned: list[str] = field(default_factory=list[str])
+    compared: list[bool] = field(default_factory=list[bool])
 
-    async def reconcile(self) -> None:
-        pass
+    async def reconcile(self, *, live: bool = True) -> None:
+        self.compared.append(live)
 
     async def hand_over(self, session_id: SessionId) -> bool:
         self.handed.append(session_id)
@@ -123,6 +125,27 @@ async def test_a_sweep_of_a_database_at_rest_runs_one_statement(bench: Bench) ->
     finally:
         event.remove(sa.Engine, "before_cursor_execute", noted)
     assert len(statements) == 1
+    assert bench.processes.compared == [False, False], "whether sessions live is not asked once more"
+
+
+async def test_live_sessions_and_silent_hosts_are_looked_for_when_there_are_some(bench: Bench) -> None:
+    met: list[str] = []
+
+    async def meets() -> None:
+        met.append("silent")
+
+    bench.sweep.also = (({"silent"}, meets),)
+    host = {"host_id": "other", "name": "other", "heartbeat_at": time.time()}
+    bench.db.write_now(lambda conn: conn.execute(sa.insert(hosts).values(host)) and None)
+    await bench.sweep.once()
+    assert not met, "it was heard of"
+    silent = sa.update(hosts).values(heartbeat_at=time.time() - SILENT_S - 10)
+    bench.db.write_now(lambda conn: conn.execute(silent) and None)
+    item = bench.claimed()
+    bench.session(item, 1, state=SessionState.RUNNING)
+    await bench.sweep.once()
+    assert met == ["silent"]
+    assert bench.processes.compared == [False, True]
 
 
 async def test_a_repair_runs_until_it_has_succeeded_once_without_its_sign(bench: Bench) -> None:

@@ -127,6 +127,6 @@ async def test_who_waits_for_an_end_that_another_worker_recorded_and_acknowledge
     session = await store.claim(a_session(delivery=Delivery.INLINE))
     waiting = ends.expect(session.id)
     await store.finish(session.id, EXITED)
-    await recovery.reconcile()
+    await recovery.reconcile(live=False)
     assert waiting.done()
     assert waiting.result() == await store.get(session.id)
