@@ -14,7 +14,9 @@ from shellback.exec.supervisor.process import procfs
 from shellback.storage.tables import turns
 from shellback.work.approvals.approvals import Request
 from shellback.work.queue.items import ItemType
+from tests.acceptance.test_elsewhere import Town
 from tests.commands import PROGRAM, assert_refused, facts, shellback, told
+from tests.machines import free_port
 from tests.panes import pane
 from tests.podmans import contained
 from tests.sandboxes import program_needed
@@ -159,6 +161,26 @@ def test_a_worker_that_is_killed_as_it_asks_has_asked_once(world: World) -> None
     place.decide(world.asked())
     assert "hello from the host" in place.answer(item)
     assert world.events() == ["asked", "approved", "used"]
+
+
+@pytest.mark.parametrize("url", ["postgres_url"], indirect=True)
+@backends
+def test_a_connection_of_a_turn_elsewhere_waits_at_its_host_though_its_worker_is_killed_meanwhile(world: World) -> None:
+    place = world.place
+    place.environ["LISTEN"] = f"127.0.0.1:{free_port()}"
+    town = Town(place, {"SHELLBACK_HOME": str(place.root / "away"), "LISTEN": ""})
+    town.host()
+    town.joined()
+    worker = town.worker()
+    item = world.begin(f"{GET} {world.url}")
+    request = world.asked()
+    worker.kill()
+    town.worker()
+    place.decide(request)
+    assert "hello from the host" in place.answer(item)
+    assert world.events() == ["asked", "approved", "used"]
+    (reached,) = facts(told(place, "network", "--json"))
+    assert reached["rule"] == f"request {request.id}"
 
 
 @backends
