@@ -65,12 +65,13 @@ _NAMED_SO: Final = r"\$[A-Za-z_]\w*(?::\w+)?|%[\w():]+%|\{[\w.:]+\}|<[^<>]*>"
 """What refers to something by its name, if no password looks so: it has both small letters and digits."""
 _REFERRED: Final = rf"(?:{_NAMED_SO}|\$\{{[^{{}}]*\}}|\$?\{{\{{[^{{}}]*\}}\}}|\$\([^()]*\)|%\(\w+\)s)"
 _REFERENCE: Final = re.compile(rf"{_REFERRED}(?::{_REFERRED})*(?:/[\w.@+-]{{1,30}})*/?")
-_HOST: Final = r"(?:[\w.*%{}$<>-]*|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{0,5}|:\$?\{?(?-i:[A-Z_]+)\}?)?"
+_HOST: Final = r"(?:[\w.*%{}$<>-]*|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{0,5}|:\$?\{?[A-Z_]+\}?)?"
 _IS_ADDRESS: Final = re.compile(
-    rf"(?:[a-z]{{2,10}}:)?[a-z][a-z0-9+.-]{{0,30}}://(?:[^\s/?#@]*@)?{_HOST}(?:, ?{_HOST}){{0,50}}(?:[/?#].*)?",
-    re.DOTALL | re.IGNORECASE,
+    rf"(?:[A-Za-z]{{2,10}}:)?(?:[A-Za-z][a-z0-9+.-]{{0,30}}|[A-Z][A-Z0-9+.-]{{0,30}})://(?:[^\s/?#@]*@)?{_HOST}"
+    rf"(?:, ?{_HOST}){{0,50}}(?:[/?#].*)?",
+    re.DOTALL,
 )
-"""Of the whole value: a password, too, may have `://` in it."""
+"""Of the whole value: a password, too, may have `://` in it. Who writes a scheme does not mix capitals into it."""
 _ASSIGNED: Final = re.compile(
     r"^[ \t]*(?:export[ \t]+|set[ \t]+)?[\"']?(?P<name>[\w./:@-]{1,100}?)[\"']?[ \t]*(?:=|:[ \t])[ \t]*"
     r"(?P<value>\S.*)$",  # what ends it is stripped later: with it here, a long line would take minutes
@@ -125,14 +126,14 @@ def said(name: str) -> bool:
 def of_variable(name: str, value: str, *, secret: bool = False) -> Named:
     """What is secret in the value of a variable or setting; if not `secret`, its name says whether it is."""
     value = value.strip().strip("\"'")
+    if (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
+        yield name, value
     if "://" in value:
         parts = [
             *re.split(r"[,;] ?(?=[A-Za-z][A-Za-z0-9+.-]*://)", value),
             *(one[0] for one in _ADDRESS.finditer(value)),
         ]
         yield from dict.fromkeys(found for part in parts for found in of_address(name, part))
-    if (secret or _ORDINARY.search(name) is None) and worth(value, said=secret or said(name)):
-        yield name, value
 
 
 def of_address(name: str, address: str) -> Named:
@@ -171,7 +172,7 @@ def of_text(file: str, text: str) -> Named:
     if re.fullmatch(r"[^\s=:]+=*", one) is not None:
         yield from of_variable(file, one, secret=True)
         return
-    found = [*_addressed(file, text), *_assigned(file, text), *(_of_pgpass(file, text) if file == ".pgpass" else ())]
+    found = [*_assigned(file, text), *(_of_pgpass(file, text) if file == ".pgpass" else ()), *_addressed(file, text)]
     yield from found
     if not found and re.fullmatch(r"[^\s{\[]\S*", one) is not None and _ASSIGNED.match(one) is None:
         yield from of_variable(file, one, secret=True)
@@ -246,12 +247,25 @@ class SecretFiles:
 
 
 def _share(found: Named) -> Named:
-    chars = 0
-    for one in islice(found, _SHARE):
-        chars += len(one[1])
+    # A value whose part looks like an address brings parts of itself, too: no other one is left out for these.
+    whole, parts, chars, last = dict[str, str](), dict[str, str](), 0, ""
+    for name, value in found:
+        if value in whole or value in parts:
+            continue
+        if value in last:
+            if len(parts) < _SHARE:
+                parts[value] = name
+            continue
+        last, chars = value, chars + len(value)
+        if len(whole) == _SHARE or chars > _SHARE_CHARS:
+            break
+        whole[value] = name
+        yield name, value
+    for value, name in islice(parts.items(), _SHARE - len(whole)):
+        chars += len(value)
         if chars > _SHARE_CHARS:
             return
-        yield one
+        yield name, value
 
 
 def _files(root: str, wanted: Callable[[str], bool]) -> Iterator[str]:

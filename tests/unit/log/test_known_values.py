@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.log.known_values import FILE_BYTES, SecretFiles, of_text, of_variable, said, worth
+from shellback.exec.log.known_values import _SHARE, FILE_BYTES, SecretFiles, of_text, of_variable, said, worth
+
+# pyright: reportPrivateUsage=false
 
 
 def word(count: int = 24) -> str:
@@ -27,7 +29,7 @@ def word(count: int = 24) -> str:
         "${DB_PASSWORD}", "%(password)s", "{{ vault_key }}", "<your key>", "https://example.org/path",
         "two\nlines here", "$HOME/.config/token", "${{ secrets.DEPLOY }}", "%DB_PASSWORD%", "$(pass show deploy)",
         "jdbc:postgresql://db.example.org:5432/app", "mongodb://a:27017,b:27017/?replicaSet=rs0", "redis://[::1]:6379",
-        "https://{host}:${PORT}/path", "HTTPS://example.org", "http://a.example:1, http://b.example:2",
+        "https://{host}:${PORT}/path", "HTTPS://example.org", "JDBC:Oracle://db.example.org", "http://a.example:1, http://b.example:2",
         "{{ .Values.s3Token | b64enc }}", "${{ secrets.AWS_S3_KEY }}", "$HOME/.config/App2/token", "${USER}:${PASS2}",
         "%env(API_TOKEN)%", "{env:API_TOKEN}", "$env:API_TOKEN", "sqlite:////var/lib/app/state.db", "op://vault/deploy/password",
     ],
@@ -47,7 +49,7 @@ def test_what_a_name_calls_a_secret_is_masked_from_eight_characters_on() -> None
     [
         "qqpv_://WBzJ!9TCF:2^S!p=/H~YJiq0v!lZ", "correct://horse battery", "k7://%x!yz-W", "ab://horse:staple", "8//://x9Q",
         "$2b$12$R9h/cIPz0gi.URNNX3kh2O", "$ummer2024!", "%aB3-x9Q/r", "{aB3x9Qr}", "<aB3x9Qr7>", "{aB3}x9Qr-7",
-        "$ecretpass1", "{s3cret99}", "%s3cret99%", "${A_VALUE}:s3cret99",
+        "$ecretpass1", "{s3cret99}", "%s3cret99%", "${A_VALUE}:s3cret99", "qQehIjC-Ba://Csh^A@qI2Z",
     ],
 )  # fmt: skip
 def test_a_secret_may_begin_as_a_reference_does_or_have_in_it_what_an_address_has(value: str) -> None:
@@ -116,6 +118,15 @@ def test_files_that_commands_write_leave_room_for_listed_ones_and_for_other_work
     (ours / ".env").write_text(f"B_KEY={(second := word())}\n")
     found = [value for _, value in SecretFiles(lambda: [listed], lambda: [theirs, ours])()]
     assert {first, second} <= set(found[:1000])
+
+
+def test_values_with_passwords_in_them_leave_out_no_other_value(tmp_path: Path) -> None:
+    made = {f"{word()}://ann:{word()}@!{word()}" for _ in range(20)} | {word() for _ in range(_SHARE - 20)}
+    lines = [f"A{number}_KEY={one}" for number, one in enumerate(made)]
+    (tmp_path / ".env").write_text("\n".join([*lines, *lines]))
+    assert {value for _, value in SecretFiles(tuple, lambda: [tmp_path])()} == made
+    (tmp_path / ".env").write_text("\n".join(lines[1:]))
+    assert len({value for _, value in SecretFiles(tuple, lambda: [tmp_path])()} - made) == 1, "there is room for one"
 
 
 def test_the_path_of_a_database_is_no_secret() -> None:
