@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from shellback.exec.core.display import visible_line
-from shellback.exec.core.model import Loss, SessionEnd, SessionState
+from shellback.exec.core.model import Evidence, Loss, SessionEnd, SessionId, SessionState
 
 
 def how_it_ended(end: SessionEnd) -> str:
@@ -22,12 +22,24 @@ def how_it_ended(end: SessionEnd) -> str:
             # A command that was stopped may end with any status; the status is still a fact.
             status = f"exit code {end.exit_code}" if end.exit_code is not None else f"signal {signal_name(end.signal)}"
             return f"timed out and stopped ({status})"
-        case SessionState.START_FAILED if end.errno == errno.ESTALE:
-            return "could not be started: what would run changed since it was approved (errno 116); nothing ran"
         case SessionState.START_FAILED:
-            return f"could not be started: {os.strerror(end.errno or 0)} (errno {end.errno}); nothing ran"
+            changed = end.errno == errno.ESTALE
+            why = "what would run changed since it was approved" if changed else os.strerror(end.errno or 0)
+            return f"could not be started: {why} (errno {end.errno}); nothing ran"
+        case _ if end.evidence is Evidence.NEVER_STARTED:
+            return "lost: it was never started; nothing ran"
         case _:
             return f"lost, its exit status is not known: {_evidence(end)}"
+
+
+def lost_text(session_id: SessionId, end: SessionEnd) -> str:
+    """What is known of a lost session, in a sentence for whoever gets an error instead of a result."""
+    if end.evidence is Evidence.NEVER_STARTED:
+        return f"session {session_id} was never started; nothing ran"
+    return (
+        f"how session {session_id} ended is not known ({_evidence(end)}); it may have done all, part or nothing of its "
+        "work: look at what it was to change before you run it again"
+    )
 
 
 def signal_name(number: int | None) -> str:
@@ -50,7 +62,6 @@ def _by(end: SessionEnd) -> str:
 
 def _evidence(end: SessionEnd) -> str:
     said = {
-        "never_started": "it was never started",
         "supervisor_killed": "what watched over it was killed",
         "machine_rebooted": "the machine was rebooted",
         "container_restarted": "the container was restarted",

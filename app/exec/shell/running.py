@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, Self
 
+from shellback.exec.core.end_text import lost_text
 from shellback.exec.core.errors import BackendUnavailable, CommandDenied, InvalidCommand, TaskCompleted
 from shellback.exec.core.identity import call_key
 from shellback.exec.core.limits import BACKGROUND_TIMEOUT_MAX_S
@@ -167,10 +168,7 @@ class Running:
         """
         end = session.end or SessionEnd(state=SessionState.TIMED_OUT, duration_s=self._timeout)
         if end.state is SessionState.LOST:
-            raise BackendUnavailable(
-                f"how session {session.id} ended is not known ({end.evidence}); it may have done all, part or nothing "
-                "of its work: look at what it was to change before you run it again"
-            )
+            raise BackendUnavailable(lost_text(session.id, end))
         stdout, stderr, truncated = "", "", False
         if capture:
             said = self._said(end, late="" if session.end is not None else " and has not ended yet")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.core.end_text import how_it_ended, losses_text
+from shellback.exec.core.end_text import how_it_ended, losses_text, lost_text
 from shellback.exec.core.model import TURN, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
 from shellback.exec.engine.waiting import Outcome
 from shellback.exec.log.output import EMPTY, OutputLog, Slice
@@ -71,8 +71,12 @@ def test_the_last_line_of_a_result(how: dict[str, Any], line: str) -> None:
 @pytest.mark.parametrize("evidence", list(Evidence))
 def test_every_evidence_has_words(evidence: Evidence) -> None:
     end = SessionEnd(state=SessionState.LOST, evidence=evidence)
-    assert "no evidence" not in how_it_ended(end)
-    assert not any(character.isdigit() for character in how_it_ended(end))
+    for text in (how_it_ended(end), lost_text(SESSION.id, end)):
+        assert "no evidence" not in text
+        assert evidence not in text
+        assert not any(character.isdigit() for character in text)
+        assert ("nothing ran" in text) == (evidence is Evidence.NEVER_STARTED)
+        assert ("not known" in text) == (evidence is not Evidence.NEVER_STARTED)
 
 
 def test_what_was_cut_is_said_in_bytes() -> None:

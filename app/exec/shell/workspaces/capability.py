@@ -33,6 +33,7 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.protocol import WorkspaceCommand, validate_timeout
 
+from shellback.exec.core.end_text import lost_text
 from shellback.exec.core.environment import check_env
 from shellback.exec.core.errors import BackendUnavailable, CommandDenied, ExecError, InvalidCommand, PermissionDenied
 from shellback.exec.core.errors import WorkspaceUnusable as Unusable
@@ -410,7 +411,7 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
             raise OSError(end.errno or 0, f"the command could not be started in session {session.id}")
         if end.state is SessionState.LOST:
             error = WorkspaceUnavailableError if end.evidence in _GONE else WorkspaceError
-            raise error(f"how session {session.id} ended is not known ({end.evidence})")
+            raise error(lost_text(session.id, end))
         out, err = await self._texts(session.id)
         if end.state is SessionState.TIMED_OUT:
             said = f"the command had not ended after {spec.timeout_s:g} s, and was ended"
