@@ -50,7 +50,9 @@ def crash_points() -> list[str]:
 def arm(folder: Path, point: str, orders: str) -> None:
     """Have whoever reaches a crash point first carry out these orders. One that nobody reaches would test nothing."""
     assert point in crash_points() or point.startswith(("podman.", "client.", "connections.")), "nobody reaches it"
-    (folder / point).write_text(orders)
+    aside = folder / f".{point}"
+    aside.write_text(orders)
+    aside.rename(folder / point)  # whoever reaches it meanwhile reads these orders or the ones before
 
 
 class Rig:
